@@ -122,8 +122,11 @@ struct FsdpConfig {
 
 /// Training in replica groups that come and go: docs/elastic.md.
 struct ElasticConfig {
-  /// "none" or "fixed".
+  /// "none", "exact" or "fixed".
   std::string batch = "none";
+  /// With "exact": see elastic::ManagerOptions. 0 is resolved to the number of
+  /// replica groups.
+  int64_t lanes = 0;
   int64_t min_groups = 1;
   int64_t join_timeout_s = 60;
   bool is_on() const { return batch != "none"; }

@@ -243,11 +243,19 @@ std::vector<Key> elastic_keys() {
       {.path = "elastic.batch",
        .field = member<&Recipe::elastic, &ElasticConfig::batch>,
        .doc = "How the groups divide the global batch. none means that groups "
-              "do not come and go. fixed divides the micro-batches of the "
-              "global batch over the groups that are there, so that each step "
-              "has the same samples; only the order of additions depends on "
-              "the groups.",
-       .choices = {"none", "fixed"}},
+              "do not come and go. With exact and fixed each step has the "
+              "same samples. exact divides it into lanes and gives the same "
+              "bits whichever groups are lost. fixed divides the "
+              "micro-batches of the global batch over the groups that are "
+              "there; the order of additions depends on them.",
+       .choices = {"none", "exact", "fixed"}},
+      {.path = "elastic.lanes",
+       .field = member<&Recipe::elastic, &ElasticConfig::lanes>,
+       .doc = "With batch exact: into how many parts a step is divided. Each "
+              "is computed as a data-parallel rank computes its part, and a "
+              "group computes one or more of them. 0 means mesh.dp. Runs with "
+              "the same number have the same bits on any number of groups.",
+       .range = at_least(0)},
       {.path = "elastic.min_groups",
        .field = member<&Recipe::elastic, &ElasticConfig::min_groups>,
        .doc = "The fewest groups that train. If fewer are left, they wait for "

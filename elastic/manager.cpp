@@ -101,7 +101,9 @@ Manager::Manager(
       options_(std::move(options)),
       member_(link_->group().id, LighthouseOptions().lease, now()),
       step_(options_.step),
+      lanes_(options_.lanes),
       quorum_(link_) {
+  state_.add_text("lanes", std::to_string(options_.lanes));
   link_->listen([this](const Reply& reply) { follow(reply); });
 }
 

@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "elastic/lanes.h"
 #include "elastic/link/lighthouse_link.h"
 #include "elastic/quorum.h"
 #include "elastic/shared_state.h"
@@ -57,12 +58,35 @@ struct ManagerOptions {
   /// called on all ranks of the first group that has the state, and
   /// begin_step() throws a TooFewGroupsError on all.
   int64_t min_groups = 1;
+  /// The number of parts in which each step is computed, at least as many as
+  /// there are groups: see Step::lanes(). 0 for sums whose rounding depends on
+  /// the groups. Equal in all groups.
+  int64_t lanes = 0;
   /// See `min_groups`.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(1);
   /// Called on a thread of the manager. May be empty.
   std::function<bool()> is_asked_to_stop = {};
   /// Saves the state after Manager::step() steps. May be empty.
   std::function<void()> save = {};
+};
+
+/// The time in which a group computes a lane: see Step::enter_lane().
+class LaneScope {
+ public:
+  /// Used by Step.
+  explicit LaneScope(Lanes& lanes) : lanes_(&lanes) {}
+  /// `other` no longer ends the lane.
+  LaneScope(LaneScope&& other) noexcept
+      : lanes_(std::exchange(other.lanes_, nullptr)) {}
+  LaneScope& operator=(LaneScope&&) = delete;
+  ~LaneScope() {
+    if (lanes_ != nullptr) {
+      lanes_->leave();
+    }
+  }
+
+ private:
+  Lanes* lanes_;
 };
 
 /// One try at a step: the groups that take part, and the step's end.
@@ -82,6 +106,20 @@ class Step {
   /// gets the first part.
   /// Throws: c10::ValueError if there are fewer samples than groups.
   std::pair<int64_t, int64_t> share(int64_t count) const;
+  /// Returns the lanes [begin, end) that this group computes, one after
+  /// another, each with gradients of its own. Lane l of n takes the samples of
+  /// data-parallel rank l of n. The result of the step then has the same bits
+  /// however many groups there are: see Note [Lanes] in elastic/lanes.h. A
+  /// group that does not count gets the first lane.
+  /// Throws: c10::ValueError without ManagerOptions::lanes.
+  std::pair<int64_t, int64_t> lanes() const;
+  /// Enters a lane. Until the result is destroyed, Manager::all_reduce() and
+  /// the gradients of a wrapper are of this lane: they are kept in all lanes of
+  /// the group but the last one, in which the sum over all lanes follows. Clear
+  /// the gradients at the begin of each lane. `lane` is the first of lanes(),
+  /// then the next one.
+  /// Throws: c10::ValueError for another lane.
+  [[nodiscard]] LaneScope enter_lane(int64_t lane);
 
   /// Blocks until the state that this group sends, or gets, during the step has
   /// arrived. From then on registered state may change for a while, such as
@@ -131,7 +169,7 @@ class Step {
 ///
 /// Each step computes the same as one process would: gradients are added over
 /// the groups, so the loss is divided by the size of the whole batch. Only the
-/// order of additions depends on the groups.
+/// order of additions depends on the groups, and with lanes it does not.
 ///
 /// The ranks of a group, for example of tensor parallelism, call all functions
 /// together, and decide alike: see Note [Ranks of a group]. Rank t of each
@@ -263,6 +301,9 @@ class Manager {
   static std::exception_ptr error_of_another_rank();
 
   // A step: elastic/manager_step.cpp.
+  std::function<void()> start_lane_sum(
+      const at::Tensor& tensor,
+      std::string_view name);
   void keep_failure(const std::function<void()>& run);
   bool commit_step();
   bool is_committed();
@@ -280,6 +321,7 @@ class Manager {
   bool compare_states();
   bool are_too_few() const;
   void end_with_too_few();
+  void set_counting(const std::vector<bool>& counts);
   void start_transfer(int64_t source, const at::Tensor& have_state);
   void record_quorum(const at::Tensor& numbers);
 
@@ -320,6 +362,7 @@ class Manager {
   /// The number of groups whose gradients count, and the position among them.
   int64_t counting_groups_ = 0;
   int64_t position_ = 0;
+  Lanes lanes_;
   /// The state that this rank sends, or receives, during the step.
   std::unique_ptr<StateTransfer> transfer_;
   StateTransfer::Buffers buffers_;

@@ -177,8 +177,7 @@ bool Manager::compare_states() {
                             .item<int64_t>();
     state_.check_alike(*group_, source);
     record_quorum(all.select(1, 1).contiguous());
-    counting_groups_ = group_->size();
-    position_ = group_->rank();
+    std::vector<bool> counts(group_->size(), true);
     if (with_state < group_->size() && !are_too_few()) {
       auto number =
           at::full({1}, has_state_ ? step() : options_.step, at::kLong);
@@ -189,12 +188,11 @@ bool Manager::compare_states() {
     if (with_state == 0 && transfer_) {
       transfer_->wait();
     } else if (with_state > 0) {
-      counting_groups_ = with_state;
-      position_ =
-          has_state_
-              ? have_state.slice(0, 0, group_->rank()).sum().item<int64_t>()
-              : with_state;
+      for (int64_t rank = 0; rank < group_->size(); ++rank) {
+        counts[rank] = have_state[rank].item<int64_t>() != 0;
+      }
     }
+    set_counting(counts);
   } catch (const CommError&) { // Most often, a group was lost meanwhile.
     error = std::current_exception();
   }
@@ -224,6 +222,16 @@ bool Manager::compare_states() {
   }
   is_ready_ = true;
   return true;
+}
+
+/// `counts` tells of each group whether its gradients count.
+void Manager::set_counting(const std::vector<bool>& counts) {
+  const auto rank = group_->rank();
+  counting_groups_ = std::ranges::count(counts, true);
+  position_ = counts[rank]
+                  ? std::count(counts.begin(), counts.begin() + rank, true)
+                  : counting_groups_;
+  lanes_.divide(counts, rank);
 }
 
 /// Connects the groups without state with the one that sends it.

@@ -35,6 +35,22 @@ std::pair<int64_t, int64_t> Step::share(int64_t count) const {
   return {count * part / groups_, count * (part + 1) / groups_};
 }
 
+std::pair<int64_t, int64_t> Step::lanes() const {
+  WEFT_CHECK(
+      manager_.lanes_.are_used(),
+      "elastic",
+      mesh::ErrorContext(),
+      "The manager has no lanes. Set ManagerOptions::lanes, or use "
+      "Step::share().");
+  return manager_.lanes_.own();
+}
+
+LaneScope Step::enter_lane(int64_t lane) {
+  lanes(); // There are some.
+  manager_.lanes_.enter(lane);
+  return LaneScope(manager_.lanes_);
+}
+
 void Step::wait_for_transfer() {
   manager_.wait_for_transfer();
 }
@@ -47,6 +63,7 @@ bool Step::commit() {
       "Step ",
       number_,
       " was committed twice. Call begin_step() for the next one.");
+  manager_.lanes_.check_complete();
   is_over_ = true;
   return manager_.commit_step();
 }
@@ -64,6 +81,7 @@ Step Manager::begin_step() {
     if ((is_ready_ || compare_states()) && !is_known_to_fail()) {
       if (!are_too_few()) {
         quorum_.begin_step(step());
+        lanes_.begin_step();
         return Step(*this, step(), counting_groups_, position_);
       }
       end_with_too_few();
@@ -86,6 +104,9 @@ void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
 std::function<void()> Manager::start_all_reduce(
     const at::Tensor& tensor,
     std::string_view name) {
+  if (lanes_.is_inside()) {
+    return start_lane_sum(tensor, name);
+  }
   if (position_ >= counting_groups_) {
     const at::NoGradGuard no_grad;
     tensor.zero_();
@@ -102,6 +123,20 @@ std::function<void()> Manager::start_all_reduce(
         work->wait();
       }
     });
+  };
+}
+
+std::function<void()> Manager::start_lane_sum(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  std::function<void()> wait;
+  if (!step_error_) {
+    keep_failure([&] { wait = lanes_.start_sum(*group_, tensor, name); });
+  }
+  return [this, wait = std::move(wait)] {
+    if (wait) {
+      keep_failure(wait);
+    }
   };
 }
 
@@ -178,8 +213,7 @@ bool Manager::is_committed() {
     return false;
   }
   quorum_.commit(step());
-  counting_groups_ = group_->size();
-  position_ = group_->rank();
+  set_counting(std::vector<bool>(group_->size(), true));
   transfer_.reset();
   Lock lock(mutex_);
   ++step_;

@@ -1,8 +1,10 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -58,6 +60,12 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
   return loader;
 }
 
+std::vector<int64_t> range_of(int64_t begin, int64_t end) {
+  std::vector<int64_t> result(static_cast<size_t>(end - begin));
+  std::iota(result.begin(), result.end(), begin);
+  return result;
+}
+
 // Random ops of a step start from its number, and count the samples of a
 // micro-batch where the global batch has them: dropout does not depend on the
 // mesh, on accumulation, or on where a run was resumed.
@@ -83,7 +91,9 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       data_fingerprint_(loader_.data().fingerprint_text()),
       job_(make_train_job(recipe_, make_mesh(recipe_, world))),
       non_finite_(recipe_.train),
-      share_(0, loader_.accumulation_steps()) {}
+      parts_(
+          {{.lane = {},
+            .micro_batches = range_of(0, loader_.accumulation_steps())}}) {}
 
 Trainer::~Trainer() = default;
 
@@ -101,10 +111,11 @@ int64_t Trainer::global_tokens() const {
 // repeat its bits over gloo and NCCL, and on several hosts that message is made
 // of one inside each host and one between them anyway.
 
-// The sum over the replicas. With it travels whether a rank is to stop, and
-// whether what it has is finite: tensor-parallel ranks may differ in that.
-double Trainer::all_reduce_scalar(
-    double value,
+// The sum of the losses over the replicas, then over the parts of the batch in
+// their order. With it travels whether a rank is to stop, and whether what it
+// has is finite: tensor-parallel ranks may differ in that.
+double Trainer::all_reduce_losses(
+    const std::vector<double>& losses,
     bool is_finite,
     const dtensor::GradNorm& norm) {
   const bool is_asked = is_stop_requested_ && is_stop_requested_();
@@ -120,7 +131,7 @@ double Trainer::all_reduce_scalar(
   if (!std::isfinite(gradient_norm_)) {
     counts[1] = 1; // the sum overflowed, alike on these ranks
   }
-  auto total = at::cat({at::full({1}, value, at::kDouble), counts});
+  auto total = at::cat({counts, at::tensor(losses, at::kDouble)});
   if (in_step_ != nullptr) {
     total = at::cat({total, at::full({1}, leaves ? 1 : 0, at::kDouble)});
   }
@@ -132,21 +143,22 @@ double Trainer::all_reduce_scalar(
     manager_->all_reduce(total, "loss");
   }
   if (!manager_) {
-    should_stop_ = total[1].item<double>() > 0;
+    should_stop_ = total[0].item<double>() > 0;
   } else if (in_step_ != nullptr) {
     // The groups decide together. One has to save.
-    const bool all_leave = total[3].item<double>() >= double(groups_);
-    should_stop_ = total[1].item<double>() > 0 || all_leave;
+    const bool all_leave = total[-1].item<double>() >= double(groups_);
+    should_stop_ = total[0].item<double>() > 0 || all_leave;
     if (leaves && !should_stop_) {
       manager_->leave_after_step();
     }
   }
-  is_finite_ = total[2].item<double>() == 0;
-  return total[0].item<double>();
+  is_finite_ = total[1].item<double>() == 0;
+  const double* sums = total.const_data_ptr<double>() + counts.numel();
+  return std::accumulate(sums, sums + losses.size(), 0.0);
 }
 
 double Trainer::all_reduce_scalar(double value, bool is_finite) {
-  return all_reduce_scalar(value, is_finite, dtensor::GradNorm({}));
+  return all_reduce_losses({value}, is_finite, dtensor::GradNorm({}));
 }
 
 bool Trainer::all_reduce_stop_request() {
@@ -193,31 +205,32 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
   return loss.detach();
 }
 
-// All micro-batches of a step; gradients are reduced with the last one's.
-std::vector<MicroLoss> Trainer::accumulate_gradients(
-    int64_t step,
-    double& data_ms) {
-  std::vector<at::Tensor> losses;
-  std::vector<MicroLoss> result;
+// Returns the losses of the micro-batches. Gradients are reduced with the last
+// one's.
+std::vector<at::Tensor> Trainer::accumulate_gradients(
+    const Part& part,
+    StepMetrics& metrics,
+    std::vector<MicroLoss>& samples) {
+  const int64_t step = metrics.step - 1;
   const int64_t first_sample = state_after(step).next_sample;
-  const auto [begin, end] = share_;
-  if (begin == end) {
+  if (part.micro_batches.empty()) {
     const auto phase = span("backward");
     job_.ddp->reduce_without_inputs([this] { in_step_->wait_for_transfer(); });
     return {};
   }
-  for (int64_t a = begin; a < end; ++a) {
+  std::vector<at::Tensor> losses;
+  for (const auto index : part.micro_batches) {
     const auto batch = [&] {
       const auto phase = span("data");
       const auto start = Clock::now();
-      auto next = loader_.train(first_sample, a);
-      data_ms += milliseconds_since(start);
+      auto next = loader_.train(first_sample, index);
+      metrics.data_ms += milliseconds_since(start);
       return next;
     }();
-    result.push_back(
+    samples.push_back(
         {.first_sample = first_sample + batch.first_sample,
          .samples = batch.input.size(0)});
-    if (a + 1 < end) {
+    if (index != part.micro_batches.back()) {
       const auto local_only = job_.data_parallel->no_sync();
       losses.push_back(forward_backward(batch, step));
     } else {
@@ -225,10 +238,7 @@ std::vector<MicroLoss> Trainer::accumulate_gradients(
     }
   }
   has_computed_ = true;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    result[i].loss = losses[i].item<double>();
-  }
-  return result;
+  return losses;
 }
 
 void Trainer::update(double lr, double gradient_norm) {
@@ -278,16 +288,33 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     int64_t step,
     StepMetrics& metrics) {
   metrics.step = step_ = step + 1;
-  auto losses = accumulate_gradients(step, metrics.data_ms);
-  double own_loss = 0;
-  for (const auto& each : losses) {
-    own_loss += each.loss;
+  std::vector<MicroLoss> losses;
+  std::vector<std::vector<at::Tensor>> values;
+  for (const auto& part : parts_) {
+    std::optional<elastic::LaneScope> lane;
+    if (part.lane) {
+      lane.emplace(in_step_->enter_lane(*part.lane));
+    }
+    if (&part != &parts_.front()) {
+      job_.optimizer->zero_grad();
+    }
+    values.push_back(accumulate_gradients(part, metrics, losses));
   }
+  // Read here, because that makes the host wait for a device.
+  std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
+  size_t next = 0;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    double& sum = sums[parts_[i].lane.value_or(0)];
+    for (const auto& value : values[i]) {
+      losses[next].loss = value.item<double>();
+      sum += losses[next++].loss;
+    }
+  }
+  const bool is_finite = std::ranges::all_of(
+      sums, [](const double sum) { return std::isfinite(sum); });
   const auto phase = span("clip");
-  metrics.loss = all_reduce_scalar(
-      own_loss,
-      std::isfinite(own_loss),
-      dtensor::GradNorm(job_.model->parameters()));
+  metrics.loss = all_reduce_losses(
+      sums, is_finite, dtensor::GradNorm(job_.model->parameters()));
   metrics.grad_norm = gradient_norm_;
   return losses;
 }
@@ -349,6 +376,7 @@ void Trainer::join_groups(
           .timeout = std::chrono::seconds(recipe_.comm.timeout_s),
           .step = step,
           .min_groups = recipe_.elastic.min_groups,
+          .lanes = recipe_.elastic.lanes,
           .join_timeout = std::chrono::seconds(recipe_.elastic.join_timeout_s),
           .is_asked_to_stop = is_stop_requested_,
           .save = [this, save] {
@@ -438,6 +466,33 @@ elastic::Step Trainer::begin_step_together() {
   return step;
 }
 
+// What this group computes in a step of all groups.
+std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
+  const int64_t micro_batches = loader_.accumulation_steps();
+  const int64_t lanes = recipe_.elastic.lanes;
+  std::vector<Part> result;
+  if (lanes == 0) {
+    const auto [begin, end] = step.share(micro_batches);
+    result.push_back({.lane = {}, .micro_batches = range_of(begin, end)});
+  } else {
+    // Those of a data-parallel rank: see BatchLoader.
+    const auto [begin, end] = step.lanes();
+    for (int64_t lane = begin; lane < end; ++lane) {
+      auto& part = result.emplace_back(Part{.lane = lane, .micro_batches = {}});
+      for (int64_t i = lane; i < micro_batches; i += lanes) {
+        part.micro_batches.push_back(i);
+      }
+    }
+  }
+  if (!step.counts() && has_computed_) {
+    for (auto& part : result) {
+      part.micro_batches
+          .clear(); // The processor is for the state that arrives.
+    }
+  }
+  return result;
+}
+
 std::vector<MicroLoss> Trainer::compute_gradients_together(
     StepMetrics& metrics) {
   while (true) {
@@ -447,10 +502,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
       begun_.emplace(step);
       return {};
     }
-    share_ = step.share(loader_.accumulation_steps());
-    if (!step.counts() && has_computed_) {
-      share_ = {0, 0}; // The processor is for the state that arrives.
-    }
+    parts_ = parts_of(step);
     metrics.groups = groups_ = step.groups();
     metrics.epoch = manager_->epoch();
     in_step_ = &step;

@@ -123,8 +123,8 @@ class Trainer {
   int64_t global_tokens() const;
   // See Note [Messages of a step].
   double all_reduce_scalar(double value, bool is_finite = true);
-  double all_reduce_scalar(
-      double value,
+  double all_reduce_losses(
+      const std::vector<double>& losses,
       bool is_finite,
       const dtensor::GradNorm& norm);
   bool is_meant_alone();
@@ -136,8 +136,19 @@ class Trainer {
   /// have complete gradients.
   std::vector<MicroLoss> compute_gradients_together(StepMetrics& metrics);
   elastic::Step begin_step_together();
+  /// Micro-batches whose gradients are accumulated and then reduced.
+  struct Part {
+    /// The lane of an elastic run that it is, if there are lanes.
+    std::optional<int64_t> lane;
+    /// None if this group gets the state while the others compute.
+    std::vector<int64_t> micro_batches;
+  };
+  std::vector<Part> parts_of(const elastic::Step& step) const;
   at::Tensor forward_backward(const Batch& batch, int64_t step);
-  std::vector<MicroLoss> accumulate_gradients(int64_t step, double& data_ms);
+  std::vector<at::Tensor> accumulate_gradients(
+      const Part& part,
+      StepMetrics& metrics,
+      std::vector<MicroLoss>& samples);
   void update(double lr, double gradient_norm);
   void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;
@@ -179,9 +190,8 @@ class Trainer {
   elastic::Step* in_step_ = nullptr;
   /// Whether this process has computed gradients, which plans the buckets.
   bool has_computed_ = false;
-  /// The micro-batches of this group in the current step. None for a group that
-  /// gets the state during the step.
-  std::pair<int64_t, int64_t> share_;
+  /// The part of the current step that this rank computes.
+  std::vector<Part> parts_;
 };
 
 } // namespace weft::recipes

@@ -81,14 +81,15 @@ class Communicator {
   int64_t size() const;
   /// The group's name, e.g. "tp/1".
   const std::string& name() const;
-  /// "gloo", "nccl" (which uses gloo for CPU tensors) or "fake". A group of one
-  /// rank is "self".
+  /// "shm" (shared memory), "gloo", "nccl" (with shm or gloo for CPU tensors)
+  /// or "fake". A group of one rank is "self".
   std::string_view backend() const;
   /// World ranks of the group's members, in group order.
   const std::vector<int64_t>& ranks() const;
 
   /// Reduces `tensor` over the group in place. All ranks get bitwise the same
-  /// result. For booleans kSum is "or" and kProduct is "and".
+  /// result; with the backend shm, values are added in rank order. For booleans
+  /// kSum is "or" and kProduct is "and".
   Work all_reduce(
       const at::Tensor& tensor,
       ReduceOp op = ReduceOp::kSum,

@@ -141,7 +141,32 @@ struct Groups {
   /// Whether newcomers plan their buckets before they join, and compute nothing
   /// while they get the state.
   bool are_warm = false;
+  /// The lanes into which a step is divided, or 0.
+  int64_t lanes = 0;
 };
+
+/// The parts [begin, end) of the samples that a group computes one after
+/// another, each in a lane if there are lanes.
+struct Part {
+  std::optional<int64_t> lane;
+  int64_t begin;
+  int64_t end;
+};
+std::vector<Part> parts_of(const Step& step, const Groups& groups) {
+  if (groups.lanes == 0) {
+    const auto [begin, end] = step.share(kBatch);
+    return {{.lane = {}, .begin = begin, .end = end}};
+  }
+  std::vector<Part> result;
+  const auto [first, last] = step.lanes();
+  for (int64_t lane = first; lane < last; ++lane) {
+    result.push_back(
+        {.lane = lane,
+         .begin = kBatch * lane / groups.lanes,
+         .end = kBatch * (lane + 1) / groups.lanes});
+  }
+  return result;
+}
 
 /// A rank of a group that trains to the end, or until the disturbance ends it.
 void train(
@@ -168,7 +193,8 @@ void train(
     }
   }
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
-  Manager manager(world, std::move(link));
+  Manager manager(
+      world, std::move(link), ManagerOptions{.lanes = groups.lanes});
   manager.register_module("net", net);
   manager.register_optimizer("optimizer", optimizer, net);
   std::optional<PureDistributedDataParallel> one_by_one;
@@ -184,24 +210,32 @@ void train(
   }
   while (manager.step() < kSteps) {
     auto step = manager.begin_step();
-    optimizer.zero_grad();
-    const auto [begin, end] = step.share(kBatch);
+    const auto parts = parts_of(step, groups);
+    const auto begin = parts.front().begin;
+    const auto end = parts.back().end;
     EXPECT_LT(begin, end);
     EXPECT_LE(end, kBatch);
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
       throw Lost();
     }
-    if (is_warm && !step.counts()) {
-      ++record.without_inputs;
-      ddp->reduce_without_inputs([&] { step.wait_for_transfer(); });
-    } else {
+    for (const auto& part : parts) {
+      std::optional<LaneScope> lane;
+      if (part.lane) {
+        lane.emplace(step.enter_lane(*part.lane));
+      }
+      optimizer.zero_grad();
+      if (is_warm && !step.counts()) {
+        ++record.without_inputs;
+        ddp->reduce_without_inputs([&] { step.wait_for_transfer(); });
+        continue;
+      }
       loss_of(
           [&](const at::Tensor& x) {
             return ddp ? (*ddp)(x) : net->forward(x);
           },
           step.number(),
-          begin,
-          end)
+          part.begin,
+          part.end)
           .backward();
     }
     const auto give_away = [&] {
@@ -319,6 +353,24 @@ void train_undisturbed(const Groups& groups) {
   expect_each_sample_once(record);
 }
 
+/// The weights that one undisturbed group has after all steps, with the rest of
+/// `groups`.
+std::vector<at::Tensor> of_one_group(const Groups& groups) {
+  test::Launcher launcher(1);
+  Record record;
+  run_group(launcher, 0, 1, groups, {}, record);
+  return record.weights.at(1);
+}
+
+void expect_equal_bits(
+    const std::vector<at::Tensor>& one,
+    const std::vector<at::Tensor>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_TRUE(at::equal(one[i], other[i])) << i;
+  }
+}
+
 TEST(Manager, GroupsTrainAsOneProcessWould) {
   train_undisturbed({});
 }
@@ -332,15 +384,16 @@ TEST(ElasticDdp, GroupsTrainAsOneProcessWould) {
   train_undisturbed({.ranks = 2, .has_buckets = true});
 }
 
-/// All groups end with equal bits, and the weights of one undisturbed process.
-void expect_equal_ends(const Record& record) {
+/// All groups end with equal bits, and the weights of one undisturbed process;
+/// with lanes these have the same bits.
+void expect_equal_ends(const Record& record, const Groups& groups) {
   const auto expected = undisturbed();
-  const auto& first = record.weights.begin()->second;
+  const auto bits =
+      groups.lanes > 0 ? of_one_group(groups) : record.weights.begin()->second;
   for (const auto& [id, weights] : record.weights) {
+    SCOPED_TRACE(id);
     expect_close(weights, expected);
-    for (size_t i = 0; i < weights.size(); ++i) {
-      EXPECT_TRUE(at::equal(weights[i], first[i])) << id;
-    }
+    expect_equal_bits(weights, bits);
   }
   expect_each_sample_once(record);
 }
@@ -434,7 +487,7 @@ void lose_a_group(
   }
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
-  expect_equal_ends(record);
+  expect_equal_ends(record, groups);
   EXPECT_EQ(record.without_inputs > 0, groups.are_warm);
   const auto survivor = GroupId{lost == 1 ? 2U : 1U};
   const auto number = static_cast<int64_t>(lost - 1) * groups.ranks;
@@ -512,7 +565,7 @@ void lose_a_group_in_a_transfer(
   EXPECT_EQ(last_life, lost == kNewcomer ? 5 : kNewcomer);
   EXPECT_EQ(std::ssize(record.weights), lost == kNewcomer ? 3 : 2);
   EXPECT_TRUE(record.weights.contains(last_life));
-  expect_equal_ends(record);
+  expect_equal_ends(record, groups);
   EXPECT_EQ(record.without_inputs > 0, groups.are_warm);
 }
 
@@ -534,15 +587,69 @@ TEST(Manager, AGroupThatSendsOrGetsTheStateCanBeLost) {
   }
 }
 
+// Two or three groups have the lanes in turn.
+TEST(ElasticLanes, TheBitsDoNotDependOnTheGroupsThatAreLost) {
+  for (const int64_t lanes : {3, 8}) {
+    for (const bool has_buckets : {false, true}) {
+      for (const int ranks : {1, 2}) {
+        SCOPED_TRACE(
+            std::to_string(lanes) + " lanes, buckets " +
+            std::to_string(int{has_buckets}) + ", ranks " +
+            std::to_string(ranks));
+        const Groups groups{
+            .ranks = ranks, .has_buckets = has_buckets, .lanes = lanes};
+        lose_a_group(2, Point::kBeforeCommit, true, groups);
+        lose_a_group(1, Point::kBeforeBackward, false, groups);
+      }
+    }
+  }
+}
+
+TEST(ElasticLanes, ANewcomerNeedNotComputeWhileItGetsTheState) {
+  for (const GroupId lost : {1, 4}) {
+    lose_a_group_in_a_transfer(
+        lost,
+        Point::kBeforeCommit,
+        {.has_buckets = true, .are_warm = true, .lanes = 4});
+  }
+}
+
+// Without lanes the order of additions shows.
+TEST(ElasticLanes, ThreeGroupsHaveTheBitsOfOne) {
+  for (const int64_t lanes : {0, 5}) {
+    test::Launcher launcher(3);
+    Record record;
+    const Groups groups{.lanes = lanes};
+    std::vector<std::thread> threads;
+    for (int worker = 0; worker < 3; ++worker) {
+      threads.emplace_back([&, worker] {
+        run_group(launcher, worker, worker + 1, groups, {}, record);
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+    const auto alone = of_one_group(groups);
+    bool is_equal = true;
+    for (size_t i = 0; i < alone.size(); ++i) {
+      is_equal = is_equal && at::equal(alone[i], record.weights.at(2)[i]);
+    }
+    EXPECT_EQ(is_equal, lanes > 0);
+  }
+}
+
 /// Runs `body` on two groups, each with its number and its manager.
-void on_two_groups(const std::function<void(int worker, Manager&)>& body) {
+void on_two_groups(
+    const std::function<void(int worker, Manager&)>& body,
+    const ManagerOptions& options = {}) {
   test::Launcher launcher(2);
   std::vector<std::thread> threads;
   for (int worker = 0; worker < 2; ++worker) {
     threads.emplace_back([&, worker] {
       Manager manager(
           mesh::World::from_store({}, 0, 1),
-          launcher.connect(worker, worker + 1));
+          launcher.connect(worker, worker + 1),
+          options);
       body(worker, manager);
     });
   }
@@ -829,6 +936,45 @@ TEST(Manager, EachGroupNeedsASample) {
     EXPECT_EQ(end, step.group() == 0 ? 1 : 3);
     both.arrive_and_wait();
   });
+}
+
+TEST(ElasticLanes, AStepEndsWithAllOfThem) {
+  std::barrier both(2);
+  on_two_groups(
+      [&](int worker, Manager& manager) {
+        auto step = manager.begin_step();
+        const auto [begin, end] = step.lanes();
+        EXPECT_EQ(begin, 2 * worker);
+        EXPECT_EQ(end, 2 * worker + 2);
+        const auto sum = at::empty({3});
+        for (int64_t lane = begin; lane < end; ++lane) {
+          const auto in_lane = step.enter_lane(lane);
+          sum.fill_(static_cast<double>(lane));
+          manager.all_reduce(sum, "sum");
+          if (lane == begin) {
+            EXPECT_EQ(sum[0].item<double>(), lane);
+            EXPECT_THAT(
+                message_of_thrown<c10::ValueError>([&] { step.commit(); }),
+                HasSubstr("was not entered"));
+          }
+        }
+        EXPECT_EQ(sum[0].item<double>(), 0 + 1 + 2 + 3);
+        const auto groups = at::ones({1}); // Outside of a lane.
+        manager.all_reduce(groups, "groups");
+        EXPECT_EQ(groups.item<double>(), 2);
+        EXPECT_TRUE(step.commit());
+        both.arrive_and_wait();
+      },
+      {.lanes = 4});
+}
+
+TEST(ElasticLanes, AreAnOptionOfAllGroups) {
+  test::Launcher launcher(1);
+  Manager manager(mesh::World::from_store({}, 0, 1), launcher.connect(0, 1));
+  const auto step = manager.begin_step();
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { step.lanes(); }),
+      HasSubstr("Set ManagerOptions::lanes, or use Step::share()"));
 }
 
 TEST(Manager, RefusesASecondCommit) {

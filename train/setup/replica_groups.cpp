@@ -49,6 +49,57 @@ void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
   }
 }
 
+void resolve_lanes(Recipe& recipe) {
+  int64_t& lanes = recipe.elastic.lanes;
+  if (recipe.elastic.batch != "exact") {
+    if (lanes != 0) {
+      refuse(
+          recipe,
+          "elastic.lanes",
+          fmt::format(
+              "{} has no effect with elastic.batch={}. Set "
+              "elastic.batch=exact, or leave it out",
+              lanes,
+              recipe.elastic.batch));
+    }
+    return;
+  }
+  lanes = lanes == 0 ? recipe.mesh.dp : lanes;
+  if (lanes < recipe.mesh.dp) {
+    refuse(
+        recipe,
+        "elastic.lanes",
+        fmt::format(
+            "{} vs {} replica groups, of which each computes a lane. Set "
+            "elastic.lanes to at least {}",
+            lanes,
+            recipe.mesh.dp,
+            recipe.mesh.dp));
+  }
+  TrainConfig& train = recipe.train;
+  if (train.micro_batch_size == 0 && train.global_batch_size % lanes == 0) {
+    train.micro_batch_size = train.global_batch_size / lanes;
+  }
+}
+
+void check_lanes(const Recipe& recipe) {
+  const TrainConfig& train = recipe.train;
+  const int64_t unit = recipe.elastic.lanes * train.micro_batch_size;
+  if (unit != 0 && train.global_batch_size % unit != 0) {
+    refuse(
+        recipe,
+        "elastic.lanes",
+        fmt::format(
+            "{} x train.micro_batch_size={} = {} does not divide "
+            "train.global_batch_size={}, so that the lanes would differ in "
+            "size",
+            recipe.elastic.lanes,
+            train.micro_batch_size,
+            unit,
+            train.global_batch_size));
+  }
+}
+
 // What needs replicas that stay the same, or files of all ranks.
 void check_options(const Recipe& recipe) {
   const Recipe defaults;
@@ -91,16 +142,17 @@ Recipe recipe_of_group(
           "elastic.batch",
           fmt::format(
               "none vs {} replica groups (weftrun --replica-size), which would "
-              "all train the same run. Set elastic.batch=fixed, or start "
+              "all train the same run. Set elastic.batch=exact, or start "
               "weftrun without --replica-size",
               *groups));
     }
-    for (const auto* key : {"elastic.min_groups", "elastic.join_timeout_s"}) {
+    for (const auto* key :
+         {"elastic.lanes", "elastic.min_groups", "elastic.join_timeout_s"}) {
       if (value_of(recipe, key) != value_of(Recipe(), key)) {
         refuse(
             recipe,
             key,
-            "it has no effect without replica groups. Set elastic.batch=fixed, "
+            "it has no effect without replica groups. Set elastic.batch=exact, "
             "or leave it out");
       }
     }
@@ -130,7 +182,9 @@ Recipe recipe_of_group(
             *groups));
   }
   check_options(recipe);
+  resolve_lanes(recipe);
   validate(recipe, *groups * group_size);
+  check_lanes(recipe);
   recipe.mesh.dp = 1;
   return recipe;
 }

@@ -79,7 +79,45 @@ TEST(ReplicaGroups, AreOfElasticRunsOnly) {
       refusal({"elastic.batch=none"}, 1, 4),
       HasSubstr("elastic.batch: none vs 4 replica groups"));
   EXPECT_EQ(refusal({"elastic.batch=none"}, 1, std::nullopt), "");
-  EXPECT_THAT(refusal({"elastic.batch=exact"}, 1, 4), HasSubstr("none, fixed"));
+  EXPECT_THAT(
+      refusal({"elastic.batch=dynamic"}, 1, 4),
+      HasSubstr("none, exact, fixed"));
+}
+
+TEST(ReplicaGroups, DivideAStepIntoLanes) {
+  const auto lanes = [](int64_t wanted, int64_t micro = 0) {
+    return of_group(
+        {"elastic.batch=exact",
+         "mesh.dp=4",
+         "train.global_batch_size=24",
+         "train.micro_batch_size=" + std::to_string(micro),
+         "elastic.lanes=" + std::to_string(wanted)},
+        1,
+        4);
+  };
+  EXPECT_EQ(of_group({"mesh.dp=1"}, 1, 1).elastic.lanes, 0);
+  EXPECT_EQ(lanes(0).elastic.lanes, 4);
+  EXPECT_EQ(lanes(0).train.micro_batch_size, 6);
+  EXPECT_EQ(lanes(12).train.micro_batch_size, 2);
+  EXPECT_EQ(lanes(6, 2).elastic.lanes, 6);
+  const auto refused = [&](int64_t wanted, int64_t micro = 0) {
+    return message_of<mesh::UsageError>([&] { lanes(wanted, micro); });
+  };
+  EXPECT_THAT(
+      refused(3),
+      HasSubstr("elastic.lanes: 3 vs 4 replica groups, of which each computes "
+                "a lane. Set elastic.lanes to at least 4"));
+  EXPECT_THAT(
+      refused(5),
+      HasSubstr("elastic.lanes: 5 x train.micro_batch_size=6 = 30 does not "
+                "divide train.global_batch_size=24"));
+  EXPECT_THAT(refused(8, 2), HasSubstr("8 x train.micro_batch_size=2 = 16"));
+  EXPECT_THAT(
+      refusal({"elastic.lanes=4"}, 1, 1),
+      HasSubstr("elastic.lanes: 4 has no effect with elastic.batch=fixed"));
+  EXPECT_THAT(
+      refusal({"elastic.batch=none", "elastic.lanes=4"}, 1, std::nullopt),
+      HasSubstr("elastic.lanes: it has no effect without"));
 }
 
 TEST(ReplicaGroups, AreNotFewerThanMinGroups) {
