@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -87,20 +88,25 @@ class Group final : public c10d::ProcessGroupGloo {
   void wait_for(c10d::Work& work) {
     const auto future = work.getFuture();
     if (!future->completed()) {
-      future->addCallback([waits = waits_](c10::ivalue::Future&) {
-        const std::lock_guard lock(waits->mutex);
-        waits->changed.notify_all();
-      });
-      std::unique_lock lock(waits_->mutex);
-      const auto has_ended = [&] { return future->completed(); };
-      waits_->changed.wait(
-          lock, [&] { return waits_->is_hung_up || has_ended(); });
-      if (!waits_->changed.wait_for(lock, kLastWrites, has_ended)) {
-        waits_->has_unended = true;
-        throw_error<CommError>("The group was aborted");
-      }
+      future->addCallback(
+          [waits = waits_](c10::ivalue::Future&) { waits->wake(); });
+      wait_until([&] { return future->completed(); });
     }
     work.wait();
+  }
+  /// Waits for the end of something, of which wake() tells.
+  template <class HasEnded>
+  void wait_until(const HasEnded& has_ended) {
+    std::unique_lock lock(waits_->mutex);
+    waits_->changed.wait(
+        lock, [&] { return waits_->is_hung_up || has_ended(); });
+    if (!waits_->changed.wait_for(lock, kLastWrites, has_ended)) {
+      waits_->has_unended = true;
+      throw_error<CommError>("The group was aborted");
+    }
+  }
+  void wake() {
+    waits_->wake();
   }
 
   /// Destroys the group; not on this thread if that would wait.
@@ -121,6 +127,11 @@ class Group final : public c10d::ProcessGroupGloo {
     bool is_hung_up = false;
     /// Whether gloo still waits for a message that nobody else waits for.
     bool has_unended = false;
+
+    void wake() {
+      const std::lock_guard lock(mutex);
+      changed.notify_all();
+    }
   };
 
   bool has_unended() const {
@@ -195,44 +206,87 @@ class GlooWork final : public BackendWork {
   std::function<void()> finish_;
 };
 
-/// An all_to_all in two messages: how much there is for whom, and that. Ranks
-/// that differ over the first never send the second.
-class UnevenAllToAllWork final : public BackendWork {
- public:
-  using StartPayload = std::function<c10::intrusive_ptr<c10d::Work>()>;
+// Note [One all_to_all at a time]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An all_to_all is two messages: how much there is for whom, and that. Ranks
+// that differ over the first never send the second, which starts when the first
+// one is done: at a moment that differs between ranks. But gloo has two threads
+// for the messages of a group, takes them in the order in which they were
+// started, and each keeps a thread until it is done. If both threads of a rank
+// had such second messages, and those of another rank had others, all would
+// wait. So a group has one all_to_all under way; later ones start after it. The
+// other thread is left for all other messages, which every rank starts in the
+// same order.
 
-  /// `received`: what the others say they have for this rank, once `counts` is
-  /// done; `wanted`: what it expects.
-  UnevenAllToAllWork(
+/// Starts the all_to_alls of a group, each when the one before it has ended.
+class AllToAllQueue {
+ public:
+  /// Calls `start`, now or later on another thread. It leads to one end().
+  void begin(std::function<void()> start) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_busy_) {
+        waiting_.push_back(std::move(start));
+        return;
+      }
+      is_busy_ = true;
+    }
+    start();
+  }
+  void end() {
+    std::function<void()> next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) {
+        is_busy_ = false;
+        return;
+      }
+      next = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    next();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool is_busy_ = false;
+  std::deque<std::function<void()>> waiting_;
+};
+
+/// An all_to_all of bytes, of which each rank knows what it sends and what it
+/// expects. See Note [One all_to_all at a time].
+class AllToAllWork final : public BackendWork {
+ public:
+  struct Call {
+    at::Tensor output;
+    at::Tensor input;
+    /// In bytes, by rank.
+    std::vector<int64_t> wanted;
+    std::vector<int64_t> sent;
+    uint32_t counts_tag = 0;
+    uint32_t payload_tag = 0;
+  };
+
+  AllToAllWork(
       std::shared_ptr<Group> group,
-      c10::intrusive_ptr<c10d::Work> counts,
-      at::Tensor received,
-      std::vector<int64_t> wanted,
-      StartPayload start)
-      : group_(std::move(group)),
-        state_(std::make_shared<State>()),
-        counts_(std::move(counts)) {
-    counts_->getFuture()->addCallback(
-        [state = state_,
-         received = std::move(received),
-         wanted = std::move(wanted),
-         start = std::move(start)](c10::ivalue::Future& future) {
-          go_on(*state, future, received, wanted, start);
-        });
+      const std::shared_ptr<AllToAllQueue>& queue,
+      Call call)
+      : state_(
+            std::make_shared<State>(std::move(group), queue, std::move(call))) {
+    queue->begin([state = state_] { send_counts(state); });
   }
 
   void wait() override {
-    group_->wait_for(*counts_);
-    const auto payload = [&] {
-      std::unique_lock lock(state_->mutex);
-      state_->changed.wait(
-          lock, [&] { return state_->payload || state_->error; });
+    auto& group = *state_->group;
+    group.wait_until([this] { return state_->is_decided(); });
+    const auto payload = [this] {
+      const std::lock_guard lock(state_->mutex);
       if (state_->error) {
         std::rethrow_exception(state_->error);
       }
       return state_->payload;
     }();
-    group_->wait_for(*payload);
+    group.wait_for(*payload);
   }
   bool is_completed() const override {
     const std::lock_guard lock(state_->mutex);
@@ -243,34 +297,85 @@ class UnevenAllToAllWork final : public BackendWork {
   }
 
  private:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    c10::intrusive_ptr<c10d::Work> payload;
-    std::exception_ptr error;
-  };
+    State(
+        std::shared_ptr<Group> its_group,
+        std::shared_ptr<AllToAllQueue> its_queue,
+        Call its_call)
+        : group(std::move(its_group)),
+          queue(std::move(its_queue)),
+          call(std::move(its_call)) {}
 
-  static void go_on(
-      State& state,
-      const c10::ivalue::Future& counts,
-      const at::Tensor& received,
-      const std::vector<int64_t>& wanted,
-      const StartPayload& start) {
-    c10::intrusive_ptr<c10d::Work> payload;
+    const std::shared_ptr<Group> group;
+    const std::shared_ptr<AllToAllQueue> queue;
+    const Call call;
+    std::mutex mutex;
+    /// One of these when the counts have arrived.
+    WorkPtr payload;
     std::exception_ptr error;
+
+    bool is_decided() {
+      const std::lock_guard lock(mutex);
+      return payload || error;
+    }
+    void decide(const WorkPtr& work, const std::exception_ptr& cause) {
+      {
+        const std::lock_guard lock(mutex);
+        payload = work;
+        error = cause;
+      }
+      group->wake();
+    }
+  };
+  using StatePtr = std::shared_ptr<State>;
+
+  static void fail(const StatePtr& state) {
+    state->decide(nullptr, std::current_exception());
+    state->queue->end();
+  }
+
+  // What the others send is known to them alone.
+  static void send_counts(const StatePtr& state) {
+    try {
+      const auto sent = at::tensor(state->call.sent, at::kLong);
+      const auto received = at::empty_like(sent);
+      const std::vector<int64_t> each(state->call.sent.size(), sizeof(int64_t));
+      const auto work =
+          state->group->with_tag(state->call.counts_tag, [&](Group& group) {
+            return start_all_to_all(
+                group, bytes_of(received), bytes_of(sent), each, each);
+          });
+      work->getFuture()->addCallback(
+          [state, received](c10::ivalue::Future& counts) {
+            send_payload(state, counts, received);
+          });
+    } catch (...) {
+      fail(state);
+    }
+  }
+
+  static void send_payload(
+      const StatePtr& state,
+      const c10::ivalue::Future& counts,
+      const at::Tensor& received) {
     try {
       if (counts.hasError()) {
         std::rethrow_exception(counts.exception_ptr());
       }
-      check_counts(received, wanted);
-      payload = start();
+      const Call& call = state->call;
+      check_counts(received, call.wanted);
+      const auto payload =
+          state->group->with_tag(call.payload_tag, [&](Group& group) {
+            return start_all_to_all(
+                group, call.output, call.input, call.wanted, call.sent);
+          });
+      state->decide(payload, nullptr);
+      payload->getFuture()->addCallback(
+          [queue = state->queue](c10::ivalue::Future&) { queue->end(); });
     } catch (...) {
-      error = std::current_exception();
+      fail(state);
     }
-    const std::lock_guard lock(state.mutex);
-    state.payload = std::move(payload);
-    state.error = std::move(error);
-    state.changed.notify_all();
   }
 
   static void check_counts(
@@ -291,9 +396,7 @@ class UnevenAllToAllWork final : public BackendWork {
     }
   }
 
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<State> state_;
-  c10::intrusive_ptr<c10d::Work> counts_;
+  StatePtr state_;
 };
 
 // Note [How messages travel over gloo]
@@ -389,30 +492,15 @@ class GlooBackend final : public Backend {
       const at::Tensor& input,
       const Counts& output_counts,
       const Counts& input_counts) override {
-    // What the others send is known to them alone.
-    auto sent = at::tensor(byte_counts(input_counts, input), at::kLong);
-    auto received = at::empty_like(sent);
-    auto counts = exchange(
-        bytes_of(received),
-        bytes_of(sent),
-        Counts(size(), sizeof(int64_t)),
-        Counts(size(), sizeof(int64_t)));
-    auto wanted = byte_counts(output_counts, output);
-    return std::make_unique<UnevenAllToAllWork>(
-        group_,
-        std::move(counts),
-        std::move(received),
-        wanted,
-        [group = group_,
-         tag = next_tag(),
-         to = bytes_of(output),
-         from = bytes_of(input),
-         wanted,
-         sizes = byte_counts(input_counts, input)] {
-          return group->with_tag(tag, [&](Group& tagged) {
-            return start_all_to_all(tagged, to, from, wanted, sizes);
-          });
-        });
+    AllToAllWork::Call call{
+        .output = bytes_of(output),
+        .input = bytes_of(input),
+        .wanted = byte_counts(output_counts, output),
+        .sent = byte_counts(input_counts, input)};
+    call.counts_tag = next_tag();
+    call.payload_tag = next_tag();
+    return std::make_unique<AllToAllWork>(
+        group_, all_to_alls_, std::move(call));
   }
 
   std::unique_ptr<BackendWork> broadcast(const at::Tensor& tensor, int64_t root)
@@ -489,6 +577,8 @@ class GlooBackend final : public Backend {
   }
 
   std::shared_ptr<Group> group_;
+  std::shared_ptr<AllToAllQueue> all_to_alls_ =
+      std::make_shared<AllToAllQueue>();
   std::atomic<uint32_t> next_message_ = 0;
 };
 

@@ -146,7 +146,7 @@ TEST(Lanes, AreAddedInTheirOrderWhicheverRankHasThem) {
         Bools{true, true, true},
         Bools{true, false, true, false}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-      for (const auto* backend : {"cpu"}) {
+      for (const auto* backend : {"cpu", "gloo"}) {
         run_ranks(
             static_cast<int>(counts.size()),
             [&](RankContext& self) {
@@ -161,7 +161,7 @@ TEST(Lanes, AreAddedInTheirOrderWhicheverRankHasThem) {
 
 // Over shared memory they are those of an all_reduce.
 TEST(Lanes, AreAddedInTheirOrderWithOneOfEachRank) {
-  for (const auto* backend : {"cpu"}) {
+  for (const auto* backend : {"cpu", "gloo"}) {
     run_ranks(
         3,
         [](RankContext& self) {

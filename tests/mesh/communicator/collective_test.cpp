@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "mesh/communicator/communicator.h"
 #include "mesh/communicator/flight_recorder.h"
+#include "mesh/error/error.h"
 #include "tests/support/run_ranks.h"
 
 namespace weft::mesh {
@@ -283,6 +285,63 @@ TEST_P(Collective, AllToAllExchangesPartsOfAnySize) {
     for (int64_t peer = 0; peer < self.world_size; ++peer) {
       EXPECT_TRUE(at::equal(
           outputs[peer], at::full_like(outputs[peer], 10 * peer + self.rank)));
+    }
+  });
+}
+
+// They end in any order, among other collectives.
+TEST_P(Collective, SeveralAllToAllsAreUnderWayAtOnce) {
+  run([](RankContext& self) {
+    Communicator group = self.world.group();
+    constexpr int64_t kCalls = 12;
+    const auto count = [&](int64_t call, int64_t from, int64_t to) {
+      return (call + 2 * from + to) % 3 * (call % 4 == 3 ? 50'000 : 1);
+    };
+    std::vector<std::vector<at::Tensor>> outputs(kCalls);
+    std::vector<Work> works;
+    for (int64_t call = 0; call < kCalls; ++call) {
+      std::vector<at::Tensor> inputs;
+      for (int64_t peer = 0; peer < self.world_size; ++peer) {
+        inputs.push_back(
+            at::full({count(call, self.rank, peer)}, double(call + peer)));
+        outputs[call].push_back(at::zeros({count(call, peer, self.rank)}));
+      }
+      works.push_back(group.all_to_all(outputs[call], inputs));
+      works.push_back(group.all_reduce(at::ones({3})));
+    }
+    // Each rank waits in an order of its own.
+    std::rotate(works.begin(), works.begin() + 3 * self.rank, works.end());
+    for (auto& work : works) {
+      work.wait();
+    }
+    for (int64_t call = 0; call < kCalls; ++call) {
+      for (const auto& output : outputs[call]) {
+        EXPECT_TRUE(
+            at::equal(output, at::full_like(output, double(call + self.rank))));
+      }
+    }
+  });
+}
+
+// The last rank takes part in none of them.
+TEST_P(Collective, AnAbortEndsAllToAllsThatWaitForOthers) {
+  run([](RankContext& self) {
+    Communicator group = self.world.group();
+    if (self.world_size == 1 || self.rank + 1 == self.world_size) {
+      return;
+    }
+    const std::vector<at::Tensor> inputs(self.world_size, at::ones({3}));
+    std::vector<at::Tensor> outputs;
+    for (int64_t peer = 0; peer < self.world_size; ++peer) {
+      outputs.push_back(at::zeros({3}));
+    }
+    std::vector<Work> works;
+    for (int call = 0; call < 4; ++call) {
+      works.push_back(group.all_to_all(outputs, inputs));
+    }
+    group.abort();
+    for (auto& work : works) {
+      EXPECT_THROW(work.wait(), CommError);
     }
   });
 }
