@@ -254,7 +254,8 @@ std::vector<Key> elastic_keys() {
        .doc = "With batch exact: into how many parts a step is divided. Each "
               "is computed as a data-parallel rank computes its part, and a "
               "group computes one or more of them. 0 means mesh.dp. Runs with "
-              "the same number have the same bits on any number of groups.",
+              "the same number, and the same OMP_NUM_THREADS, have the same "
+              "bits on any number of groups.",
        .range = at_least(0)},
       {.path = "elastic.min_groups",
        .field = member<&Recipe::elastic, &ElasticConfig::min_groups>,

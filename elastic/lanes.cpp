@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 
 #include "mesh/communicator/reduction.h"
 #include "mesh/error/error.h"
@@ -53,6 +54,15 @@ void Lanes::begin_step() {
 void Lanes::enter(int64_t lane) {
   const auto [begin, end] = own();
   WEFT_CHECK(
+      !current_,
+      "elastic",
+      mesh::ErrorContext(),
+      "Lane ",
+      lane,
+      " was entered in lane ",
+      current_.value_or(0),
+      ". Destroy the result of Step::enter_lane() before the next one.");
+  WEFT_CHECK(
       lane == next_ && lane < end,
       "elastic",
       mesh::ErrorContext(),
@@ -86,6 +96,15 @@ void Lanes::check_complete() const {
       ", ",
       end,
       "), once and in order.");
+  WEFT_CHECK(
+      next_ == begin || kept_.empty(),
+      "elastic",
+      mesh::ErrorContext(),
+      "\"",
+      kept_.empty() ? "" : kept_.begin()->first,
+      "\" was added in an earlier lane, but not in lane ",
+      end - 1,
+      ", the last one of this group. Add the same tensors in each lane.");
 }
 
 bool Lanes::has_one_each() const {
@@ -93,12 +112,28 @@ bool Lanes::has_one_each() const {
       lanes_of_, [](const Share& lanes) { return lanes.size() == 1; });
 }
 
+/// The rank that has all lanes, if one has: the only group that counts.
+std::optional<int64_t> Lanes::only_rank() const {
+  const auto it = std::ranges::find_if(
+      lanes_of_, [this](const Share& lanes) { return lanes.size() == count_; });
+  return it == lanes_of_.end() ? std::nullopt
+                               : std::optional<int64_t>(it - lanes_of_.begin());
+}
+
 std::string Lanes::key_of(std::string_view name) {
-  auto it = calls_.try_emplace(std::string(name), 0).first;
-  return mesh::detail::concat(name, "/", it->second++);
+  const auto calls = calls_.try_emplace(std::string(name), 0).first->second++;
+  return calls == 0 ? std::string(name)
+                    : mesh::detail::concat(name, " (", calls + 1, ")");
 }
 
 namespace {
+
+void copy_back(const at::Tensor& flat, const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  if (!flat.is_alias_of(tensor)) {
+    tensor.copy_(flat.view_as(tensor));
+  }
+}
 
 /// The sum of some rows over the ranks, in the order of ranks and of their
 /// rows.
@@ -230,6 +265,17 @@ std::function<void()> Lanes::start_sum(
     auto work = group.all_reduce(tensor, mesh::ReduceOp::kSum, name);
     return [work]() mutable { work.wait(); };
   }
+  if (const auto rank = only_rank()) {
+    if (*rank == rank_ && !rows.empty()) {
+      rows.push_back(flat);
+      mesh::reduce_rows(flat, at::stack(rows), mesh::ReduceOp::kSum);
+    }
+    auto work = group.broadcast(flat, *rank, name);
+    return [work, tensor, flat]() mutable {
+      work.wait();
+      copy_back(flat, tensor);
+    };
+  }
   std::vector<int64_t> rows_of;
   for (const auto& lanes : lanes_of_) {
     rows_of.push_back(lanes.size());
@@ -242,9 +288,7 @@ std::function<void()> Lanes::start_sum(
   sum->start(rows);
   return [sum, tensor, flat] {
     sum->wait();
-    if (!flat.is_alias_of(tensor)) {
-      tensor.copy_(flat.view_as(tensor));
-    }
+    copy_back(flat, tensor);
   };
 }
 

@@ -27,7 +27,8 @@ namespace weft::elastic {
 // A group keeps what its earlier lanes have until its last lane. Then the ranks
 // send each other every lane's share of the elements, each adds its own share
 // and sends the sum to all. If each rank has one lane, this is an all_reduce
-// that adds in rank order, as one over shared memory does.
+// that adds in rank order, as one over shared memory does; if one rank has all
+// lanes, it adds them alone and sends the sum to those that get the state.
 
 /// The lanes of the groups of an epoch, and what is added over them. See Note
 /// [Lanes].
@@ -48,11 +49,13 @@ class Lanes {
 
   /// Forgets what an earlier step has left.
   void begin_step();
-  /// Throws: c10::ValueError unless `lane` is the next one of this group.
+  /// Throws: c10::ValueError unless `lane` is the next one of this group, and
+  /// none is entered.
   void enter(int64_t lane);
   void leave() { current_.reset(); }
   bool is_inside() const { return current_.has_value(); }
-  /// Throws: c10::ValueError naming a lane that was left out.
+  /// Throws: c10::ValueError naming a lane that was left out, or something that
+  /// is not added in all lanes.
   void check_complete() const;
 
   /// Adds `tensor` over the lanes: keeps it unless this is the last lane of the
@@ -75,6 +78,7 @@ class Lanes {
   };
   bool is_last() const { return *current_ + 1 == own().second; }
   bool has_one_each() const;
+  std::optional<int64_t> only_rank() const;
   std::vector<at::Tensor> take_earlier(
       const std::string& key,
       const at::Tensor& own,

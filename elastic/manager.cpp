@@ -28,9 +28,10 @@
 // group's own world. So:
 //  - Collectives inside a group always come to their end: the failure of one
 //    among the groups is kept for the vote.
-//  - A group is prepared for a step when all its ranks have voted for it. Then
-//    the leaders of the groups tell each other; when that is over, all ranks of
-//    all groups have complete gradients.
+//  - A group is prepared for a step when all its ranks have voted for it (a
+//    message of the caller's may carry the votes). Then the leaders of the
+//    groups tell each other; when that is over, all ranks of all groups have
+//    complete gradients.
 //  - The lighthouse's news reach every rank, so that each aborts its own
 //    collectives at once.
 //  - If a rank is lost, the group's world fails on the others, and weftrun ends
@@ -103,6 +104,16 @@ Manager::Manager(
       step_(options_.step),
       lanes_(options_.lanes),
       quorum_(link_) {
+  WEFT_CHECK(
+      options_.lanes == 0 || options_.lanes >= link_->group().groups,
+      "elastic",
+      mesh::ErrorContext(),
+      "lanes >= replica groups: ",
+      options_.lanes,
+      " vs ",
+      link_->group().groups,
+      ". A group without a lane computes no gradients to add. Set more lanes, "
+      "or start fewer groups.");
   state_.add_text("lanes", std::to_string(options_.lanes));
   link_->listen([this](const Reply& reply) { follow(reply); });
 }

@@ -132,7 +132,15 @@ class Step {
   /// ranks of all groups that take part. Throws: CommError if weftrun or a rank
   /// of this group has gone, or if the same groups have failed three times;
   /// c10::ValueError at a second call.
-  bool commit();
+  ///
+  /// The ranks of the group tell each other whether they are prepared, in a
+  /// message that a caller can save: `are_all_prepared` is the same on all of
+  /// them, and true only if is_prepared() was on each, after all that is added.
+  bool commit(std::optional<bool> are_all_prepared = std::nullopt);
+  /// Returns whether this rank has complete gradients: nothing that was added
+  /// has failed. Blocks until the state that is sent during the step has
+  /// arrived.
+  bool is_prepared();
 
  private:
   friend class Manager;
@@ -236,7 +244,8 @@ class Manager {
   /// Collective: rank t of each group of the step.
   void all_reduce(const at::Tensor& tensor, std::string_view name);
   /// Starts the same and returns a function that waits for it, to be called
-  /// once before Step::commit(). The tensor is not used until then.
+  /// once before Step::commit(). The tensor is not used until then. In a lane
+  /// the groups call these functions in the same order.
   [[nodiscard]] std::function<void()> start_all_reduce(
       const at::Tensor& tensor,
       std::string_view name);
@@ -305,8 +314,9 @@ class Manager {
       const at::Tensor& tensor,
       std::string_view name);
   void keep_failure(const std::function<void()>& run);
-  bool commit_step();
-  bool is_committed();
+  bool is_prepared();
+  bool commit_step(std::optional<bool> are_all_prepared);
+  bool is_committed(std::optional<bool> are_all_prepared);
   void count_failure(const std::exception_ptr& error);
   void wait_for_transfer();
   void take_state();
@@ -362,6 +372,8 @@ class Manager {
   /// The number of groups whose gradients count, and the position among them.
   int64_t counting_groups_ = 0;
   int64_t position_ = 0;
+  /// The rank in group_ of the first group whose gradients count.
+  int64_t first_counting_ = 0;
   Lanes lanes_;
   /// The state that this rank sends, or receives, during the step.
   std::unique_ptr<StateTransfer> transfer_;

@@ -55,7 +55,11 @@ void Step::wait_for_transfer() {
   manager_.wait_for_transfer();
 }
 
-bool Step::commit() {
+bool Step::is_prepared() {
+  return manager_.is_prepared();
+}
+
+bool Step::commit(std::optional<bool> are_all_prepared) {
   WEFT_CHECK(
       !is_over_,
       "elastic",
@@ -63,9 +67,11 @@ bool Step::commit() {
       "Step ",
       number_,
       " was committed twice. Call begin_step() for the next one.");
-  manager_.lanes_.check_complete();
+  if (!manager_.step_error_) {
+    manager_.lanes_.check_complete();
+  }
   is_over_ = true;
-  return manager_.commit_step();
+  return manager_.commit_step(are_all_prepared);
 }
 
 Step Manager::begin_step() {
@@ -107,15 +113,19 @@ std::function<void()> Manager::start_all_reduce(
   if (lanes_.is_inside()) {
     return start_lane_sum(tensor, name);
   }
-  if (position_ >= counting_groups_) {
+  const bool is_from_one = counting_groups_ == 1;
+  if (!is_from_one && position_ >= counting_groups_) {
     const at::NoGradGuard no_grad;
     tensor.zero_();
   }
   // Also a failed one keeps the tensor until nothing writes to it any more.
   std::optional<mesh::Work> work;
   if (!step_error_) {
-    keep_failure(
-        [&] { work = group_->all_reduce(tensor, mesh::ReduceOp::kSum, name); });
+    keep_failure([&] {
+      work = is_from_one
+                 ? group_->broadcast(tensor, first_counting_, name)
+                 : group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
+    });
   }
   return [this, work = std::move(work)]() mutable {
     keep_failure([&] {
@@ -157,8 +167,8 @@ void Manager::keep_failure(const std::function<void()>& run) {
 }
 
 // See Note [One lineage] in lighthouse/messages.h.
-bool Manager::commit_step() {
-  if (is_committed()) {
+bool Manager::commit_step(std::optional<bool> are_all_prepared) {
+  if (is_committed(are_all_prepared)) {
     failures_ = 0;
     return true;
   }
@@ -176,9 +186,15 @@ bool Manager::commit_step() {
 }
 
 /// Prepares the step and applies it if all groups are prepared.
-bool Manager::is_committed() {
-  wait_for_transfer();
-  if (!is_on_all_ranks(!step_error_)) {
+bool Manager::is_committed(std::optional<bool> are_all_prepared) {
+  const bool is_prepared = this->is_prepared();
+  WEFT_CHECK(
+      is_prepared || !are_all_prepared.value_or(false),
+      "elastic",
+      mesh::ErrorContext(),
+      "Step::commit() was told that all ranks are prepared, but this one is "
+      "not. Reduce Step::is_prepared() over the ranks of the group.");
+  if (!(are_all_prepared ? *are_all_prepared : is_on_all_ranks(is_prepared))) {
     step_error_ = step_error_ ? step_error_ : error_of_another_rank();
     return false;
   }
@@ -247,6 +263,11 @@ void Manager::wait_for_transfer() {
       }
     });
   }
+}
+
+bool Manager::is_prepared() {
+  wait_for_transfer();
+  return !step_error_;
 }
 
 /// Makes what has arrived the state of this rank.

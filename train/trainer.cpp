@@ -105,11 +105,13 @@ int64_t Trainer::global_tokens() const {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
 // After backward ranks tell each other the loss, the norm of the gradients,
 // whether one of them is to stop and whether all of it is finite: in one
-// message over tp and one over dp, and none over a mesh dim of one rank. The
+// message over dp and one over tp, and none over a mesh dim of one rank. The
 // norm is a sum over tp, the loss one over dp; in one message over all ranks
 // the norm's terms would be added in another order, so that a run would not
 // repeat its bits over gloo and NCCL, and on several hosts that message is made
-// of one inside each host and one between them anyway.
+// of one inside each host and one between them anyway. The message over tp is
+// the last one: what the replicas have told each rank of the model, it tells
+// the others. With replica groups it is their vote on the step, too.
 
 // The sum of the losses over the replicas, then over the parts of the batch in
 // their order. With it travels whether a rank is to stop, and whether what it
@@ -119,42 +121,44 @@ double Trainer::all_reduce_losses(
     bool is_finite,
     const dtensor::GradNorm& norm) {
   const bool is_asked = is_stop_requested_ && is_stop_requested_();
+  const bool is_elastic = in_step_ != nullptr;
+  // Of several groups one may be asked to leave: that is decided below.
+  const bool stops =
+      is_asked && (!is_elastic || groups_ <= 1 || manager_->is_run_ending());
+  const bool leaves = is_elastic && leaves_;
   is_finite = is_finite && norm.is_finite();
-  const auto counts =
-      at::tensor({is_asked ? 1.0 : 0.0, is_finite ? 0.0 : 1.0}, at::kDouble);
-  gradient_norm_ = norm.all_reduce(job_.mesh["tp"], counts);
-  const bool leaves =
-      in_step_ != nullptr && counts[0].item<double>() > 0 && is_meant_alone();
-  if (leaves) {
-    counts[0] = 0;
-  }
-  if (!std::isfinite(gradient_norm_)) {
-    counts[1] = 1; // the sum overflowed, alike on these ranks
-  }
-  auto total = at::cat({counts, at::tensor(losses, at::kDouble)});
-  if (in_step_ != nullptr) {
-    total = at::cat({total, at::full({1}, leaves ? 1 : 0, at::kDouble)});
-  }
+  auto over_dp = at::cat(
+      {at::tensor(
+           {is_finite ? 0.0 : 1.0, stops ? 1.0 : 0.0, leaves ? 1.0 : 0.0},
+           at::kDouble),
+       at::tensor(losses, at::kDouble)});
   const auto batch = batch_mesh(job_.mesh);
   if (batch.size() > 1) {
-    batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+    batch.group(0).all_reduce(over_dp, mesh::ReduceOp::kSum, "loss").wait();
   }
-  if (in_step_ != nullptr) {
-    manager_->all_reduce(total, "loss");
+  if (is_elastic) {
+    manager_->all_reduce(over_dp, "loss");
   }
+  const bool is_prepared = !is_elastic || in_step_->is_prepared();
+  const double* sums = over_dp.const_data_ptr<double>();
+  const auto over_tp = at::tensor(
+      {sums[0], sums[1], is_asked ? 1.0 : 0.0, is_prepared ? 0.0 : 1.0},
+      at::kDouble);
+  gradient_norm_ = norm.all_reduce(job_.mesh["tp"], over_tp);
+  const double* counts = over_tp.const_data_ptr<double>();
+  is_finite_ = counts[0] == 0 && std::isfinite(gradient_norm_);
+  is_prepared_ = counts[3] == 0;
   if (!manager_) {
-    should_stop_ = total[0].item<double>() > 0;
-  } else if (in_step_ != nullptr) {
+    should_stop_ = counts[1] > 0;
+  } else if (is_elastic && is_prepared_) {
     // The groups decide together. One has to save.
-    const bool all_leave = total[-1].item<double>() >= double(groups_);
-    should_stop_ = total[0].item<double>() > 0 || all_leave;
+    should_stop_ = counts[1] > 0 || sums[2] >= double(groups_);
     if (leaves && !should_stop_) {
       manager_->leave_after_step();
     }
+    leaves_ = leaves_ || (counts[2] > 0 && is_meant_alone());
   }
-  is_finite_ = total[1].item<double>() == 0;
-  const double* sums = total.const_data_ptr<double>() + counts.numel();
-  return std::accumulate(sums, sums + losses.size(), 0.0);
+  return std::accumulate(sums + 3, sums + 3 + losses.size(), 0.0);
 }
 
 double Trainer::all_reduce_scalar(double value, bool is_finite) {
@@ -508,7 +512,7 @@ std::vector<MicroLoss> Trainer::compute_gradients_together(
     in_step_ = &step;
     const auto back = c10::make_scope_exit([this] { in_step_ = nullptr; });
     auto losses = compute_gradients(step.number(), metrics);
-    if (step.commit()) {
+    if (step.commit(is_prepared_)) {
       return losses;
     }
     job_.optimizer->zero_grad();
@@ -519,8 +523,8 @@ bool Trainer::has_left() const {
   return manager_ && manager_->has_left();
 }
 
-// Whether this group was asked to stop, and not the run: then it leaves the
-// others. The last one that has the state stops the run.
+// Whether this group, which was asked to stop, is meant alone, and not the run:
+// then it leaves the others. The last one that has the state stops the run.
 bool Trainer::is_meant_alone() {
   const bool is_alone =
       world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending();

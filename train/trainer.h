@@ -172,6 +172,8 @@ class Trainer {
   std::function<bool()> is_stop_requested_;
   bool should_stop_ = false;
   bool is_finite_ = true;
+  /// Whether all ranks of the group have complete gradients.
+  bool is_prepared_ = true;
   double gradient_norm_ = 0;
   bool keeps_local_norms_ = false;
   NonFinitePolicy non_finite_;
@@ -185,6 +187,9 @@ class Trainer {
   std::optional<elastic::Step> begun_;
   bool leads_ = true;
   int64_t groups_ = 0;
+  /// Whether this group alone has been asked to stop. It tells the others with
+  /// the next step.
+  bool leaves_ = false;
   /// The step in which the groups are, or null. In one, messages are of all of
   /// them.
   elastic::Step* in_step_ = nullptr;

@@ -52,13 +52,13 @@ class DryRun {
       dtensor::full_tensor(loss);
     }
     // See Note [Messages of a step].
-    dtensor::GradNorm(job_.model->parameters())
-        .all_reduce(job_.mesh["tp"], at::zeros({2}, at::kDouble));
     const auto batch = batch_mesh(job_.mesh);
     if (batch.size() > 1) {
-      auto total = at::zeros({3}, at::kDouble);
-      batch.group(0).all_reduce(total, mesh::ReduceOp::kSum, "loss").wait();
+      auto over_dp = at::zeros({4}, at::kDouble);
+      batch.group(0).all_reduce(over_dp, mesh::ReduceOp::kSum, "loss").wait();
     }
+    dtensor::GradNorm(job_.model->parameters())
+        .all_reduce(job_.mesh["tp"], at::zeros({4}, at::kDouble));
     if (job_.average) {
       job_.average->begin();
     }

@@ -131,8 +131,11 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
           .id = static_cast<GroupId>(*group),
           .number = number.value_or(0),
           .is_restarted =
-              mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") !=
-              "0"});
+              mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0",
+          .groups =
+              mesh::env::get_int(
+                  "NUM_REPLICA_GROUPS", 0, std::numeric_limits<int32_t>::max())
+                  .value_or(0)});
 }
 
 LighthouseLink::LighthouseLink(base::UniqueFd fd, GroupLife group)

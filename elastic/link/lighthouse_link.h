@@ -30,6 +30,8 @@ struct GroupLife {
   /// Whether weftrun has started the group again, so that others have the
   /// state.
   bool is_restarted = false;
+  /// The number of groups that weftrun starts, or 0 if it is not known.
+  int64_t groups = 0;
 };
 
 /// The connection of a worker to the lighthouse and the store of its weftrun.

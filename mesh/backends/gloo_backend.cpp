@@ -90,17 +90,19 @@ class Group final : public c10d::ProcessGroupGloo {
     if (!future->completed()) {
       future->addCallback(
           [waits = waits_](c10::ivalue::Future&) { waits->wake(); });
-      wait_until([&] { return future->completed(); });
+      wait_until([&](bool /*is_hung_up*/) { return future->completed(); });
     }
     work.wait();
   }
-  /// Waits for the end of something, of which wake() tells.
+  /// Waits for the end of something, of which wake() tells. `has_ended` is told
+  /// whether the group was hung up.
   template <class HasEnded>
   void wait_until(const HasEnded& has_ended) {
     std::unique_lock lock(waits_->mutex);
     waits_->changed.wait(
-        lock, [&] { return waits_->is_hung_up || has_ended(); });
-    if (!waits_->changed.wait_for(lock, kLastWrites, has_ended)) {
+        lock, [&] { return waits_->is_hung_up || has_ended(false); });
+    if (!waits_->changed.wait_for(
+            lock, kLastWrites, [&] { return has_ended(waits_->is_hung_up); })) {
       waits_->has_unended = true;
       throw_error<CommError>("The group was aborted");
     }
@@ -108,10 +110,15 @@ class Group final : public c10d::ProcessGroupGloo {
   void wake() {
     waits_->wake();
   }
+  bool is_hung_up() const {
+    const std::lock_guard lock(waits_->mutex);
+    return waits_->is_hung_up;
+  }
 
-  /// Destroys the group; not on this thread if that would wait.
+  /// Destroys the group; not on this thread if that would wait, or if it is one
+  /// of gloo's own, which the group joins.
   static void destroy(c10::intrusive_ptr<Group> group) {
-    if (!group->has_unended()) {
+    if (!group->has_unended() && !group->is_on_own_thread()) {
       return;
     }
     try {
@@ -133,6 +140,13 @@ class Group final : public c10d::ProcessGroupGloo {
       changed.notify_all();
     }
   };
+
+  bool is_on_own_thread() const {
+    return std::any_of(
+        threads_.begin(), threads_.end(), [](const std::thread& thread) {
+          return thread.get_id() == std::this_thread::get_id();
+        });
+  }
 
   bool has_unended() const {
     const std::lock_guard lock(waits_->mutex);
@@ -278,11 +292,15 @@ class AllToAllWork final : public BackendWork {
 
   void wait() override {
     auto& group = *state_->group;
-    group.wait_until([this] { return state_->is_decided(); });
+    group.wait_until(
+        [this](bool is_hung_up) { return state_->is_known(is_hung_up); });
     const auto payload = [this] {
       const std::lock_guard lock(state_->mutex);
       if (state_->error) {
         std::rethrow_exception(state_->error);
+      }
+      if (!state_->payload) {
+        throw_error<CommError>("The group was aborted");
       }
       return state_->payload;
     }();
@@ -311,13 +329,22 @@ class AllToAllWork final : public BackendWork {
     const std::shared_ptr<AllToAllQueue> queue;
     const Call call;
     std::mutex mutex;
+    bool is_started = false;
     /// One of these when the counts have arrived.
     WorkPtr payload;
     std::exception_ptr error;
 
-    bool is_decided() {
+    /// Whether there is a payload, or is certain that none will be.
+    bool is_known(bool is_hung_up) {
       const std::lock_guard lock(mutex);
-      return payload || error;
+      return payload || error || (is_hung_up && !is_started);
+    }
+    void begin() {
+      if (group->is_hung_up()) {
+        throw_error<CommError>("The group was aborted");
+      }
+      const std::lock_guard lock(mutex);
+      is_started = true;
     }
     void decide(const WorkPtr& work, const std::exception_ptr& cause) {
       {
@@ -338,6 +365,7 @@ class AllToAllWork final : public BackendWork {
   // What the others send is known to them alone.
   static void send_counts(const StatePtr& state) {
     try {
+      state->begin();
       const auto sent = at::tensor(state->call.sent, at::kLong);
       const auto received = at::empty_like(sent);
       const std::vector<int64_t> each(state->call.sent.size(), sizeof(int64_t));

@@ -58,6 +58,11 @@ TEST(Lanes, AreEnteredOnceAndInOrder) {
       message_of_thrown<c10::ValueError>([&] { lanes.check_complete(); }),
       HasSubstr("The step ends, but lane 3 was not entered"));
   lanes.enter(3);
+  EXPECT_THAT(
+      message_of_thrown<c10::ValueError>([&] { lanes.enter(3); }),
+      HasSubstr("Lane 3 was entered in lane 3. Destroy the result of "
+                "Step::enter_lane() before the next one"));
+  lanes.leave();
   lanes.check_complete();
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>([&] { lanes.enter(4); }),
@@ -184,7 +189,9 @@ TEST(Lanes, HaveTheSameTensors) {
       lanes.start_sum(group, at::ones({2}), "weight")();
       if (lane == 0) {
         lanes.start_sum(group, at::ones({2}), "bias")();
+        lanes.start_sum(group, at::ones({2}), "scale")();
       }
+      lanes.leave();
     }
     lanes.enter(2);
     EXPECT_THAT(
@@ -197,6 +204,11 @@ TEST(Lanes, HaveTheSameTensors) {
             [&] { lanes.start_sum(group, at::ones({2}), "bias"); }),
         HasSubstr("It is added in lane 2, but in 1 of 2 earlier lanes of this "
                   "group. Add the same tensors in each lane. (bias)"));
+    lanes.leave();
+    EXPECT_THAT(
+        message_of_thrown<c10::ValueError>([&] { lanes.check_complete(); }),
+        HasSubstr("\"scale\" was added in an earlier lane, but not in lane 2, "
+                  "the last one of this group"));
   });
 }
 

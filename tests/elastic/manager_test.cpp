@@ -143,7 +143,19 @@ struct Groups {
   bool are_warm = false;
   /// The lanes into which a step is divided, or 0.
   int64_t lanes = 0;
+  /// Whether the ranks of a group vote in a message of the test's own.
+  bool vote_themselves = false;
 };
+
+/// Ends a step; true if it is applied.
+bool commit(Step& step, const Groups& groups, const mesh::World& world) {
+  if (!groups.vote_themselves) {
+    return step.commit();
+  }
+  const auto unprepared = at::full({1}, step.is_prepared() ? 0 : 1, at::kLong);
+  world.group().all_reduce(unprepared, mesh::ReduceOp::kSum, "votes").wait();
+  return step.commit(unprepared.item<int64_t>() == 0);
+}
 
 /// The parts [begin, end) of the samples that a group computes one after
 /// another, each in a lane if there are lanes.
@@ -248,7 +260,7 @@ void train(
       give_away();
       throw Lost();
     }
-    if (step.commit()) {
+    if (commit(step, groups, world)) {
       if (disturbance.ends(id, step.number(), Point::kAfterCommit)) {
         give_away();
         throw Lost();
@@ -515,6 +527,14 @@ TEST(Manager, GroupsOfTwoRanksGoOnWhereverOneIsLost) {
           std::to_string(lost));
       lose_a_group(lost, point, false, {.ranks = 2});
     }
+  }
+}
+
+TEST(Manager, GroupsThatVoteThemselvesGoOnWhereverOneIsLost) {
+  for (const auto point :
+       {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
+    SCOPED_TRACE("point " + std::to_string(static_cast<int>(point)));
+    lose_a_group(2, point, true, {.ranks = 2, .vote_themselves = true});
   }
 }
 

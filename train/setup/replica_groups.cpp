@@ -1,5 +1,6 @@
 #include "train/setup/replica_groups.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -76,26 +77,22 @@ void resolve_lanes(Recipe& recipe) {
             recipe.mesh.dp,
             recipe.mesh.dp));
   }
-  TrainConfig& train = recipe.train;
-  if (train.micro_batch_size == 0 && train.global_batch_size % lanes == 0) {
-    train.micro_batch_size = train.global_batch_size / lanes;
-  }
-}
-
-void check_lanes(const Recipe& recipe) {
   const TrainConfig& train = recipe.train;
-  const int64_t unit = recipe.elastic.lanes * train.micro_batch_size;
-  if (unit != 0 && train.global_batch_size % unit != 0) {
+  const int64_t unit = lanes * std::max<int64_t>(train.micro_batch_size, 1);
+  if (lanes != recipe.mesh.dp && train.global_batch_size % unit != 0) {
     refuse(
         recipe,
         "elastic.lanes",
         fmt::format(
-            "{} x train.micro_batch_size={} = {} does not divide "
-            "train.global_batch_size={}, so that the lanes would differ in "
-            "size",
-            recipe.elastic.lanes,
-            train.micro_batch_size,
-            unit,
+            "{}{} does not divide train.global_batch_size={}, so that the "
+            "lanes would differ in size",
+            lanes,
+            train.micro_batch_size == 0
+                ? ""
+                : fmt::format(
+                      " x train.micro_batch_size={} = {}",
+                      train.micro_batch_size,
+                      unit),
             train.global_batch_size));
   }
 }
@@ -183,8 +180,9 @@ Recipe recipe_of_group(
   }
   check_options(recipe);
   resolve_lanes(recipe);
-  validate(recipe, *groups * group_size);
-  check_lanes(recipe);
+  // The batch is divided as by so many data-parallel ranks.
+  recipe.mesh.dp = std::max(recipe.mesh.dp, recipe.elastic.lanes);
+  validate(recipe, recipe.mesh.dp * group_size);
   recipe.mesh.dp = 1;
   return recipe;
 }

@@ -99,6 +99,8 @@ TEST(ReplicaGroups, DivideAStepIntoLanes) {
   EXPECT_EQ(lanes(0).elastic.lanes, 4);
   EXPECT_EQ(lanes(0).train.micro_batch_size, 6);
   EXPECT_EQ(lanes(12).train.micro_batch_size, 2);
+  EXPECT_EQ(lanes(6).train.micro_batch_size, 4); // No multiple of the groups.
+  EXPECT_EQ(lanes(6).mesh.dp, 1);
   EXPECT_EQ(lanes(6, 2).elastic.lanes, 6);
   const auto refused = [&](int64_t wanted, int64_t micro = 0) {
     return message_of<mesh::UsageError>([&] { lanes(wanted, micro); });
@@ -109,8 +111,7 @@ TEST(ReplicaGroups, DivideAStepIntoLanes) {
                 "a lane. Set elastic.lanes to at least 4"));
   EXPECT_THAT(
       refused(5),
-      HasSubstr("elastic.lanes: 5 x train.micro_batch_size=6 = 30 does not "
-                "divide train.global_batch_size=24"));
+      HasSubstr("elastic.lanes: 5 does not divide train.global_batch_size=24"));
   EXPECT_THAT(refused(8, 2), HasSubstr("8 x train.micro_batch_size=2 = 16"));
   EXPECT_THAT(
       refusal({"elastic.lanes=4"}, 1, 1),
