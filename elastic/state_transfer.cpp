@@ -5,6 +5,8 @@
 #include <string>
 
 #include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -21,6 +23,14 @@ namespace {
 
 /// Small enough for the collectives of the step to come between two slices.
 constexpr int64_t kSliceBytes = int64_t{4} << 20;
+
+/// Gives this thread the lowest priority, so that it takes the processor time
+/// that computing threads leave. It gets all of it when they wait for the end
+/// of the transfer.
+void yield_to_training() {
+  constexpr int kLowest = 19;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowest);
+}
 
 bool has_storage_of_its_own(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() &&
@@ -104,6 +114,7 @@ void StateTransfer::load() {
 
 void StateTransfer::run() {
   pthread_setname_np(pthread_self(), "weft_state");
+  yield_to_training();
   const mesh::ExtraThread extra_thread;
   const at::NoGradGuard no_grad;
   const auto start = std::chrono::steady_clock::now();
