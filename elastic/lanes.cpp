@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -13,20 +14,24 @@
 
 namespace weft::elastic {
 
-void Lanes::divide(const std::vector<bool>& counts, int64_t rank) {
-  if (!are_used()) {
-    return;
-  }
+void Lanes::check_enough_for(int64_t groups) const {
   WEFT_CHECK(
-      count_ >= std::ssize(counts),
+      !are_used() || count_ >= groups,
       "elastic",
       mesh::ErrorContext(),
       "lanes >= replica groups: ",
       count_,
       " vs ",
-      counts.size(),
+      groups,
       ". A group without a lane computes no gradients to add. Set more lanes, "
       "or start fewer groups.");
+}
+
+void Lanes::divide(const std::vector<bool>& counts, int64_t rank) {
+  if (!are_used()) {
+    return;
+  }
+  check_enough_for(std::ssize(counts));
   const int64_t groups = std::ranges::count(counts, true);
   rank_ = rank;
   lanes_of_.clear();
@@ -165,10 +170,8 @@ class RowSum {
                                : at::cat(shares));
     }
     const auto own = share_of(sum_, group_.rank());
-    int64_t all_rows = 0;
-    for (const auto each : rows_of_) {
-      all_rows += each;
-    }
+    const auto all_rows =
+        std::accumulate(rows_of_.begin(), rows_of_.end(), int64_t{0});
     received_ = at::empty({all_rows, own.numel()}, sum_.options());
     std::vector<at::Tensor> outputs;
     int64_t row = 0;
@@ -269,12 +272,10 @@ std::function<void()> Lanes::start_sum(
     if (*rank == rank_ && !rows.empty()) {
       rows.push_back(flat);
       mesh::reduce_rows(flat, at::stack(rows), mesh::ReduceOp::kSum);
-    }
-    auto work = group.broadcast(flat, *rank, name);
-    return [work, tensor, flat]() mutable {
-      work.wait();
       copy_back(flat, tensor);
-    };
+    }
+    auto work = group.broadcast(tensor, *rank, name);
+    return [work]() mutable { work.wait(); };
   }
   std::vector<int64_t> rows_of;
   for (const auto& lanes : lanes_of_) {

@@ -38,7 +38,8 @@ class Lanes {
   explicit Lanes(int64_t count) : count_(count) {}
 
   bool are_used() const { return count_ > 0; }
-  int64_t count() const { return count_; }
+  /// Throws: c10::ValueError if there are lanes, but fewer than `groups`.
+  void check_enough_for(int64_t groups) const;
 
   /// Divides the lanes among the ranks of an epoch's group that count, in the
   /// order of ranks. `rank` is that of this group.
@@ -95,6 +96,25 @@ class Lanes {
   std::map<std::string, int64_t, std::less<>> calls_;
   /// The flat tensors of this group's earlier lanes.
   std::map<std::string, std::vector<at::Tensor>> kept_;
+};
+
+/// The time in which a group computes a lane: see Step::enter_lane().
+class LaneScope {
+ public:
+  /// Used by Step.
+  explicit LaneScope(Lanes& lanes) : lanes_(&lanes) {}
+  /// `other` no longer ends the lane.
+  LaneScope(LaneScope&& other) noexcept
+      : lanes_(std::exchange(other.lanes_, nullptr)) {}
+  LaneScope& operator=(LaneScope&&) = delete;
+  ~LaneScope() {
+    if (lanes_ != nullptr) {
+      lanes_->leave();
+    }
+  }
+
+ private:
+  Lanes* lanes_;
 };
 
 } // namespace weft::elastic

@@ -104,16 +104,7 @@ Manager::Manager(
       step_(options_.step),
       lanes_(options_.lanes),
       quorum_(link_) {
-  WEFT_CHECK(
-      options_.lanes == 0 || options_.lanes >= link_->group().groups,
-      "elastic",
-      mesh::ErrorContext(),
-      "lanes >= replica groups: ",
-      options_.lanes,
-      " vs ",
-      link_->group().groups,
-      ". A group without a lane computes no gradients to add. Set more lanes, "
-      "or start fewer groups.");
+  lanes_.check_enough_for(link_->group().groups);
   state_.add_text("lanes", std::to_string(options_.lanes));
   link_->listen([this](const Reply& reply) { follow(reply); });
 }

@@ -70,25 +70,6 @@ struct ManagerOptions {
   std::function<void()> save = {};
 };
 
-/// The time in which a group computes a lane: see Step::enter_lane().
-class LaneScope {
- public:
-  /// Used by Step.
-  explicit LaneScope(Lanes& lanes) : lanes_(&lanes) {}
-  /// `other` no longer ends the lane.
-  LaneScope(LaneScope&& other) noexcept
-      : lanes_(std::exchange(other.lanes_, nullptr)) {}
-  LaneScope& operator=(LaneScope&&) = delete;
-  ~LaneScope() {
-    if (lanes_ != nullptr) {
-      lanes_->leave();
-    }
-  }
-
- private:
-  Lanes* lanes_;
-};
-
 /// One try at a step: the groups that take part, and the step's end.
 class Step {
  public:
@@ -310,7 +291,7 @@ class Manager {
   static std::exception_ptr error_of_another_rank();
 
   // A step: elastic/manager_step.cpp.
-  std::function<void()> start_lane_sum(
+  std::function<void()> start_sum(
       const at::Tensor& tensor,
       std::string_view name);
   void keep_failure(const std::function<void()>& run);

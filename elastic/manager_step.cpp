@@ -110,44 +110,34 @@ void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
 std::function<void()> Manager::start_all_reduce(
     const at::Tensor& tensor,
     std::string_view name) {
-  if (lanes_.is_inside()) {
-    return start_lane_sum(tensor, name);
-  }
   const bool is_from_one = counting_groups_ == 1;
-  if (!is_from_one && position_ >= counting_groups_) {
+  if (!lanes_.is_inside() && !is_from_one && position_ >= counting_groups_) {
     const at::NoGradGuard no_grad;
     tensor.zero_();
   }
-  // Also a failed one keeps the tensor until nothing writes to it any more.
-  std::optional<mesh::Work> work;
-  if (!step_error_) {
-    keep_failure([&] {
-      work = is_from_one
-                 ? group_->broadcast(tensor, first_counting_, name)
-                 : group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
-    });
-  }
-  return [this, work = std::move(work)]() mutable {
-    keep_failure([&] {
-      if (work) {
-        work->wait();
-      }
-    });
-  };
-}
-
-std::function<void()> Manager::start_lane_sum(
-    const at::Tensor& tensor,
-    std::string_view name) {
   std::function<void()> wait;
   if (!step_error_) {
-    keep_failure([&] { wait = lanes_.start_sum(*group_, tensor, name); });
+    keep_failure([&] { wait = start_sum(tensor, name); });
   }
+  // Also a failed one keeps the tensor until nothing writes to it any more.
   return [this, wait = std::move(wait)] {
     if (wait) {
       keep_failure(wait);
     }
   };
+}
+
+/// Adds over the lanes in one, and else over the groups.
+std::function<void()> Manager::start_sum(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  if (lanes_.is_inside()) {
+    return lanes_.start_sum(*group_, tensor, name);
+  }
+  auto work = counting_groups_ == 1
+                  ? group_->broadcast(tensor, first_counting_, name)
+                  : group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
+  return [work = std::move(work)]() mutable { work.wait(); };
 }
 
 /// Runs a part of a collective of the step, unless one has failed.

@@ -209,20 +209,19 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
   return loss.detach();
 }
 
-// Returns the losses of the micro-batches. Gradients are reduced with the last
+// Appends the losses of the micro-batches. Gradients are reduced with the last
 // one's.
-std::vector<at::Tensor> Trainer::accumulate_gradients(
+void Trainer::accumulate_gradients(
     const Part& part,
     StepMetrics& metrics,
-    std::vector<MicroLoss>& samples) {
+    std::vector<PendingLoss>& losses) {
   const int64_t step = metrics.step - 1;
   const int64_t first_sample = state_after(step).next_sample;
   if (part.micro_batches.empty()) {
     const auto phase = span("backward");
     job_.ddp->reduce_without_inputs([this] { in_step_->wait_for_transfer(); });
-    return {};
+    return;
   }
-  std::vector<at::Tensor> losses;
   for (const auto index : part.micro_batches) {
     const auto batch = [&] {
       const auto phase = span("data");
@@ -231,18 +230,20 @@ std::vector<at::Tensor> Trainer::accumulate_gradients(
       metrics.data_ms += milliseconds_since(start);
       return next;
     }();
-    samples.push_back(
-        {.first_sample = first_sample + batch.first_sample,
-         .samples = batch.input.size(0)});
+    auto& loss = losses.emplace_back(PendingLoss{
+        .micro =
+            {.first_sample = first_sample + batch.first_sample,
+             .samples = batch.input.size(0)},
+        .lane = part.lane.value_or(0),
+        .value = {}});
     if (index != part.micro_batches.back()) {
       const auto local_only = job_.data_parallel->no_sync();
-      losses.push_back(forward_backward(batch, step));
+      loss.value = forward_backward(batch, step);
     } else {
-      losses.push_back(forward_backward(batch, step));
+      loss.value = forward_backward(batch, step);
     }
   }
   has_computed_ = true;
-  return losses;
 }
 
 void Trainer::update(double lr, double gradient_norm) {
@@ -292,8 +293,7 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     int64_t step,
     StepMetrics& metrics) {
   metrics.step = step_ = step + 1;
-  std::vector<MicroLoss> losses;
-  std::vector<std::vector<at::Tensor>> values;
+  std::vector<PendingLoss> pending;
   for (const auto& part : parts_) {
     std::optional<elastic::LaneScope> lane;
     if (part.lane) {
@@ -302,17 +302,15 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     if (&part != &parts_.front()) {
       job_.optimizer->zero_grad();
     }
-    values.push_back(accumulate_gradients(part, metrics, losses));
+    accumulate_gradients(part, metrics, pending);
   }
   // Read here, because that makes the host wait for a device.
   std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
-  size_t next = 0;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    double& sum = sums[parts_[i].lane.value_or(0)];
-    for (const auto& value : values[i]) {
-      losses[next].loss = value.item<double>();
-      sum += losses[next++].loss;
-    }
+  std::vector<MicroLoss> losses;
+  for (auto& each : pending) {
+    each.micro.loss = each.value.item<double>();
+    sums[each.lane] += each.micro.loss;
+    losses.push_back(each.micro);
   }
   const bool is_finite = std::ranges::all_of(
       sums, [](const double sum) { return std::isfinite(sum); });
@@ -489,9 +487,9 @@ std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
     }
   }
   if (!step.counts() && has_computed_) {
+    // The processor is for the state that arrives.
     for (auto& part : result) {
-      part.micro_batches
-          .clear(); // The processor is for the state that arrives.
+      part.micro_batches.clear();
     }
   }
   return result;

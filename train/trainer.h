@@ -145,10 +145,16 @@ class Trainer {
   };
   std::vector<Part> parts_of(const elastic::Step& step) const;
   at::Tensor forward_backward(const Batch& batch, int64_t step);
-  std::vector<at::Tensor> accumulate_gradients(
+  /// The loss of a micro-batch, whose number is not read yet.
+  struct PendingLoss {
+    MicroLoss micro;
+    int64_t lane = 0;
+    at::Tensor value;
+  };
+  void accumulate_gradients(
       const Part& part,
       StepMetrics& metrics,
-      std::vector<MicroLoss>& samples);
+      std::vector<PendingLoss>& losses);
   void update(double lr, double gradient_norm);
   void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;

@@ -132,6 +132,17 @@ struct Record {
   std::map<GroupId, std::vector<Quorum>> quorums;
 };
 
+/// Runs `body` on threads that are numbered from 0.
+void on_threads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&body, i] { body(i); });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+}
+
 /// How the groups of a test are made.
 struct Groups {
   /// Several ranks divide the model.
@@ -292,24 +303,18 @@ bool run_group(
   const int ranks = groups.ranks;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::atomic<bool> is_lost = false;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        train(
-            launcher.connect(worker * ranks + rank, id),
-            mesh::World::from_store(store, rank, ranks),
-            groups,
-            disturbance,
-            record);
-      } catch (const Lost&) {
-        is_lost = true;
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_threads(ranks, [&](int rank) {
+    try {
+      train(
+          launcher.connect(worker * ranks + rank, id),
+          mesh::World::from_store(store, rank, ranks),
+          groups,
+          disturbance,
+          record);
+    } catch (const Lost&) {
+      is_lost = true;
+    }
+  });
   if (is_lost) {
     launcher.lose(id, "exit code 9");
   }
@@ -345,18 +350,17 @@ void expect_each_sample_once(const Record& record) {
   }
 }
 
-void train_undisturbed(const Groups& groups) {
+/// Three groups that are not disturbed.
+void train_three(const Groups& groups, Record& record) {
   test::Launcher launcher(3);
+  on_threads(3, [&](int worker) {
+    run_group(launcher, worker, worker + 1, groups, {}, record);
+  });
+}
+
+void train_undisturbed(const Groups& groups) {
   Record record;
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 3; ++worker) {
-    threads.emplace_back([&, worker] {
-      run_group(launcher, worker, worker + 1, groups, {}, record);
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  train_three(groups, record);
   const auto expected = undisturbed();
   for (const auto& [id, weights] : record.weights) {
     expect_close(weights, expected);
@@ -484,19 +488,13 @@ void lose_a_group(
     }
     return id == lost && step == 10 && at == point;
   };
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 3; ++worker) {
-    threads.emplace_back([&, worker] {
-      const auto id = static_cast<GroupId>(worker) + 1;
-      if (run_group(launcher, worker, id, groups, disturbance, record) &&
-          returns) {
-        run_group(launcher, worker, 4, groups, disturbance, record);
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_threads(3, [&](int worker) {
+    const auto id = static_cast<GroupId>(worker) + 1;
+    if (run_group(launcher, worker, id, groups, disturbance, record) &&
+        returns) {
+      run_group(launcher, worker, 4, groups, disturbance, record);
+    }
+  });
   EXPECT_EQ(std::ssize(record.weights), returns ? 3 : 2);
   EXPECT_FALSE(record.weights.contains(lost));
   expect_equal_ends(record, groups);
@@ -568,19 +566,13 @@ void lose_a_group_in_a_transfer(
     }
     return is_now || (id == 2 && step == 10 && at == Point::kBeforeCommit);
   };
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 3; ++worker) {
-    threads.emplace_back([&, worker] {
-      auto id = static_cast<GroupId>(worker) + 1;
-      while (run_group(launcher, worker, id, groups, disturbance, record) &&
-             id != 1) {
-        id = ++last_life;
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_threads(3, [&](int worker) {
+    auto id = static_cast<GroupId>(worker) + 1;
+    while (run_group(launcher, worker, id, groups, disturbance, record) &&
+           id != 1) {
+      id = ++last_life;
+    }
+  });
   EXPECT_TRUE(is_lost);
   EXPECT_EQ(last_life, lost == kNewcomer ? 5 : kNewcomer);
   EXPECT_EQ(std::ssize(record.weights), lost == kNewcomer ? 3 : 2);
@@ -637,18 +629,9 @@ TEST(ElasticLanes, ANewcomerNeedNotComputeWhileItGetsTheState) {
 // Without lanes the order of additions shows.
 TEST(ElasticLanes, ThreeGroupsHaveTheBitsOfOne) {
   for (const int64_t lanes : {0, 5}) {
-    test::Launcher launcher(3);
     Record record;
     const Groups groups{.lanes = lanes};
-    std::vector<std::thread> threads;
-    for (int worker = 0; worker < 3; ++worker) {
-      threads.emplace_back([&, worker] {
-        run_group(launcher, worker, worker + 1, groups, {}, record);
-      });
-    }
-    for (auto& thread : threads) {
-      thread.join();
-    }
+    train_three(groups, record);
     const auto alone = of_one_group(groups);
     bool is_equal = true;
     for (size_t i = 0; i < alone.size(); ++i) {
@@ -663,19 +646,13 @@ void on_two_groups(
     const std::function<void(int worker, Manager&)>& body,
     const ManagerOptions& options = {}) {
   test::Launcher launcher(2);
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 2; ++worker) {
-    threads.emplace_back([&, worker] {
-      Manager manager(
-          mesh::World::from_store({}, 0, 1),
-          launcher.connect(worker, worker + 1),
-          options);
-      body(worker, manager);
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  on_threads(2, [&](int worker) {
+    Manager manager(
+        mesh::World::from_store({}, 0, 1),
+        launcher.connect(worker, worker + 1),
+        options);
+    body(worker, manager);
+  });
 }
 
 TEST(ElasticDdp, GroupsGoOnWhereverOneIsLost) {
@@ -841,41 +818,35 @@ void lose_one_of_two(
 TEST(Manager, AGroupLeavesWithoutALostStep) {
   test::Launcher launcher(3);
   std::atomic<int> redone = 0;
-  std::vector<std::thread> threads;
-  for (int worker = 0; worker < 3; ++worker) {
-    threads.emplace_back([&, worker] {
-      Manager manager(
-          mesh::World::from_store({}, 0, 1),
-          launcher.connect(worker, worker + 1));
-      EXPECT_FALSE(manager.is_run_ending());
-      int64_t end = kSteps;
-      while (manager.step() < end) {
-        auto step = manager.begin_step();
-        const auto sum = at::ones({1});
-        manager.all_reduce(sum, "sum");
-        if (worker == 0 && step.number() >= 2) {
-          manager.leave_after_step();
-        }
-        redone += step.commit() ? 0 : 1;
-        EXPECT_EQ(sum.item<float>(), step.groups());
-        const auto quorum = manager.take_quorum();
-        if (quorum && quorum->groups.size() == 2) {
-          EXPECT_GE(step.number(), 3);
-          end = step.number() + 4;
-          ASSERT_EQ(std::ssize(quorum->lost), 1);
-          EXPECT_EQ(quorum->lost[0].why, "left");
-        }
-        EXPECT_EQ(step.groups(), end == kSteps ? 3 : 2);
-        if (manager.has_left()) {
-          return;
-        }
+  on_threads(3, [&](int worker) {
+    Manager manager(
+        mesh::World::from_store({}, 0, 1),
+        launcher.connect(worker, worker + 1));
+    EXPECT_FALSE(manager.is_run_ending());
+    int64_t end = kSteps;
+    while (manager.step() < end) {
+      auto step = manager.begin_step();
+      const auto sum = at::ones({1});
+      manager.all_reduce(sum, "sum");
+      if (worker == 0 && step.number() >= 2) {
+        manager.leave_after_step();
       }
-      EXPECT_LT(end, kSteps) << "the first one has not left";
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+      redone += step.commit() ? 0 : 1;
+      EXPECT_EQ(sum.item<float>(), step.groups());
+      const auto quorum = manager.take_quorum();
+      if (quorum && quorum->groups.size() == 2) {
+        EXPECT_GE(step.number(), 3);
+        end = step.number() + 4;
+        ASSERT_EQ(std::ssize(quorum->lost), 1);
+        EXPECT_EQ(quorum->lost[0].why, "left");
+      }
+      EXPECT_EQ(step.groups(), end == kSteps ? 3 : 2);
+      if (manager.has_left()) {
+        return;
+      }
+    }
+    EXPECT_LT(end, kSteps) << "the first one has not left";
+  });
   EXPECT_EQ(redone, 0);
 }
 

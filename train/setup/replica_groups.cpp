@@ -78,8 +78,8 @@ void resolve_lanes(Recipe& recipe) {
             recipe.mesh.dp));
   }
   const TrainConfig& train = recipe.train;
-  const int64_t unit = lanes * std::max<int64_t>(train.micro_batch_size, 1);
-  if (lanes != recipe.mesh.dp && train.global_batch_size % unit != 0) {
+  const auto unit = batch_unit(train, lanes);
+  if (lanes != recipe.mesh.dp && train.global_batch_size % unit.samples != 0) {
     refuse(
         recipe,
         "elastic.lanes",
@@ -87,12 +87,7 @@ void resolve_lanes(Recipe& recipe) {
             "{}{} does not divide train.global_batch_size={}, so that the "
             "lanes would differ in size",
             lanes,
-            train.micro_batch_size == 0
-                ? ""
-                : fmt::format(
-                      " x train.micro_batch_size={} = {}",
-                      train.micro_batch_size,
-                      unit),
+            unit.factor,
             train.global_batch_size));
   }
 }

@@ -194,8 +194,8 @@ void resolve_batch(Recipe& recipe) {
   if (train.micro_batch_size == 0 && global % ranks == 0) {
     train.micro_batch_size = global / ranks;
   }
-  const int64_t unit = ranks * std::max<int64_t>(train.micro_batch_size, 1);
-  if (global % unit != 0) {
+  const auto unit = batch_unit(train, ranks);
+  if (global % unit.samples != 0) {
     refuse(
         recipe,
         "train.global_batch_size",
@@ -206,13 +206,8 @@ void resolve_batch(Recipe& recipe) {
             : recipe.mesh.dp == 1     ? "mesh.dp_shard"
                                       : "mesh.dp x mesh.dp_shard",
             ranks,
-            train.micro_batch_size == 0
-                ? ""
-                : fmt::format(
-                      " x train.micro_batch_size={} = {}",
-                      train.micro_batch_size,
-                      unit),
-            nearest_multiples(global, unit)));
+            unit.factor,
+            nearest_multiples(global, unit.samples)));
   }
 }
 
@@ -396,6 +391,19 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
         {rule.substr(0, arrow), rule.substr(arrow + kArrow.size())});
   }
   return rules;
+}
+
+BatchUnit batch_unit(const TrainConfig& train, int64_t parts) {
+  if (train.micro_batch_size == 0) {
+    return {.samples = parts, .factor = ""};
+  }
+  const int64_t samples = parts * train.micro_batch_size;
+  return {
+      .samples = samples,
+      .factor = fmt::format(
+          " x train.micro_batch_size={} = {}",
+          train.micro_batch_size,
+          samples)};
 }
 
 int64_t accumulation_steps(const Recipe& recipe) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "checkpoint/load/key_pattern.h"
@@ -18,6 +19,15 @@ void validate(Recipe& recipe, int64_t world_size);
 /// Parses checkpoint.init_rename.
 /// Throws: mesh::UsageError at the key if a text is not a rule.
 std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe);
+
+/// A global batch that is divided into `parts` equal parts is a multiple of
+/// `samples`. `factor` is text for a message, such as
+/// " x train.micro_batch_size=2 = 8". It is empty if that key is not set.
+struct BatchUnit {
+  int64_t samples = 1;
+  std::string factor = {};
+};
+BatchUnit batch_unit(const TrainConfig& train, int64_t parts);
 
 /// Returns the number of micro-batches that each rank accumulates in one step
 /// of a validated recipe.
