@@ -255,7 +255,8 @@ std::vector<at::Tensor> Lanes::take_earlier(
 std::function<void()> Lanes::start_sum(
     mesh::Communicator group,
     const at::Tensor& tensor,
-    std::string_view name) {
+    std::string_view name,
+    const std::function<std::function<void()>()>& send_sum) {
   const at::NoGradGuard no_grad;
   const auto key = key_of(name);
   if (!is_last()) {
@@ -274,8 +275,7 @@ std::function<void()> Lanes::start_sum(
       mesh::reduce_rows(flat, at::stack(rows), mesh::ReduceOp::kSum);
       copy_back(flat, tensor);
     }
-    auto work = group.broadcast(tensor, *rank, name);
-    return [work]() mutable { work.wait(); };
+    return send_sum();
   }
   std::vector<int64_t> rows_of;
   for (const auto& lanes : lanes_of_) {

@@ -62,14 +62,17 @@ class Lanes {
   /// Adds `tensor` over the lanes: keeps it unless this is the last lane of the
   /// group, and else starts the addition. Returns a function that waits for the
   /// sum, in `tensor`. Inside a lane only. The n-th call with a name in a lane
-  /// belongs to the n-th one in the others.
+  /// belongs to the n-th one in the others. If one rank has all lanes,
+  /// `send_sum` is called in its last one, and in that of the others, to start
+  /// to send `tensor` from it.
   /// Collective in the last lane: the ranks of `group`, including the function
   /// that is returned. Throws: CommError; c10::ValueError if an earlier lane
   /// had no tensor of this size with the name.
   std::function<void()> start_sum(
       mesh::Communicator group,
       const at::Tensor& tensor,
-      std::string_view name);
+      std::string_view name,
+      const std::function<std::function<void()>()>& send_sum);
 
  private:
   struct Share {

@@ -102,6 +102,13 @@ class Step {
   /// Throws: c10::ValueError for another lane.
   [[nodiscard]] LaneScope enter_lane(int64_t lane);
 
+  /// Starts to add `tensor` over the groups, and not over the lanes of one, and
+  /// returns a function that waits for it: see Manager::start_all_reduce().
+  /// Collective: rank t of each group of the step.
+  [[nodiscard]] std::function<void()> start_sum_over_groups(
+      const at::Tensor& tensor,
+      std::string_view name);
+
   /// Blocks until the state that this group sends, or gets, during the step has
   /// arrived. From then on registered state may change for a while, such as
   /// weights that are exchanged for their averages.
@@ -293,6 +300,13 @@ class Manager {
   // A step: elastic/manager_step.cpp.
   std::function<void()> start_sum(
       const at::Tensor& tensor,
+      std::string_view name,
+      bool is_over_lanes);
+  std::function<void()> start_group_sum(
+      const at::Tensor& tensor,
+      std::string_view name);
+  std::function<void()> send_sum(
+      const at::Tensor& tensor,
       std::string_view name);
   void keep_failure(const std::function<void()>& run);
   bool is_prepared();
@@ -353,8 +367,6 @@ class Manager {
   /// The number of groups whose gradients count, and the position among them.
   int64_t counting_groups_ = 0;
   int64_t position_ = 0;
-  /// The rank in group_ of the first group whose gradients count.
-  int64_t first_counting_ = 0;
   Lanes lanes_;
   /// The state that this rank sends, or receives, during the step.
   std::unique_ptr<StateTransfer> transfer_;

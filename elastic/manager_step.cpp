@@ -51,6 +51,12 @@ LaneScope Step::enter_lane(int64_t lane) {
   return LaneScope(manager_.lanes_);
 }
 
+std::function<void()> Step::start_sum_over_groups(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  return manager_.start_sum(tensor, name, /*is_over_lanes=*/false);
+}
+
 void Step::wait_for_transfer() {
   manager_.wait_for_transfer();
 }
@@ -110,14 +116,26 @@ void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
 std::function<void()> Manager::start_all_reduce(
     const at::Tensor& tensor,
     std::string_view name) {
-  const bool is_from_one = counting_groups_ == 1;
-  if (!lanes_.is_inside() && !is_from_one && position_ >= counting_groups_) {
-    const at::NoGradGuard no_grad;
-    tensor.zero_();
-  }
+  return start_sum(tensor, name, lanes_.is_inside());
+}
+
+/// Starts to add over the groups, or over the lanes in one.
+std::function<void()> Manager::start_sum(
+    const at::Tensor& tensor,
+    std::string_view name,
+    bool is_over_lanes) {
   std::function<void()> wait;
   if (!step_error_) {
-    keep_failure([&] { wait = start_sum(tensor, name); });
+    keep_failure([&] {
+      if (is_over_lanes) {
+        wait = lanes_.start_sum(
+            *group_, tensor, name, [&] { return send_sum(tensor, name); });
+      } else if (counting_groups_ == 1) {
+        wait = send_sum(tensor, name);
+      } else {
+        wait = start_group_sum(tensor, name);
+      }
+    });
   }
   // Also a failed one keeps the tensor until nothing writes to it any more.
   return [this, wait = std::move(wait)] {
@@ -127,17 +145,23 @@ std::function<void()> Manager::start_all_reduce(
   };
 }
 
-/// Adds over the lanes in one, and else over the groups.
-std::function<void()> Manager::start_sum(
+std::function<void()> Manager::start_group_sum(
     const at::Tensor& tensor,
     std::string_view name) {
-  if (lanes_.is_inside()) {
-    return lanes_.start_sum(*group_, tensor, name);
+  if (position_ >= counting_groups_) {
+    const at::NoGradGuard no_grad;
+    tensor.zero_();
   }
-  auto work = counting_groups_ == 1
-                  ? group_->broadcast(tensor, first_counting_, name)
-                  : group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
+  auto work = group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
   return [work = std::move(work)]() mutable { work.wait(); };
+}
+
+/// The only group that counts has the sum. It sends it to those that get the
+/// state, without taking time from its own step.
+std::function<void()> Manager::send_sum(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  return transfer_ ? transfer_->send(tensor, name) : [] {};
 }
 
 /// Runs a part of a collective of the step, unless one has failed.

@@ -24,9 +24,8 @@ namespace {
 /// Small enough for the collectives of the step to come between two slices.
 constexpr int64_t kSliceBytes = int64_t{4} << 20;
 
-/// Gives this thread the lowest priority, so that it takes the processor time
-/// that computing threads leave. It gets all of it when they wait for the end
-/// of the transfer.
+/// Gives this thread the lowest priority. It gets all of the processor time
+/// when the computing threads wait for the end of the transfer.
 void yield_to_training() {
   constexpr int kLowest = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowest);
@@ -77,22 +76,48 @@ StateTransfer::StateTransfer(
       thread_([this] { run(); }) {}
 
 StateTransfer::~StateTransfer() {
-  if (!is_complete_) {
+  bool is_cut = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    is_cut = pending_ > 0;
+  }
+  if (is_cut) {
     group_.abort();
   }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  changed_.notify_all();
+  thread_.join();
 }
 
-void StateTransfer::wait() {
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+std::function<void()> StateTransfer::send(
+    const at::Tensor& tensor,
+    std::string_view name) {
+  Message message{
+      .tensor = tensor,
+      .name = std::string(name),
+      .sent = std::promise<void>()};
+  std::shared_future<void> sent(message.sent.get_future());
+  const std::lock_guard lock(mutex_);
   if (error_) {
-    std::rethrow_exception(error_);
+    message.sent.set_exception(error_);
+  } else {
+    messages_.push_back(std::move(message));
+    ++pending_;
+    changed_.notify_all();
   }
-  is_complete_ = true;
+  return [sent = std::move(sent)] { sent.get(); };
+}
+
+/// Waits for the next tensor to send. Empty at the end.
+std::optional<StateTransfer::Message> StateTransfer::next_message() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return is_closed_ || !messages_.empty(); });
+  if (messages_.empty()) {
+    return std::nullopt;
+  }
+  auto result = std::move(messages_.front());
+  messages_.pop_front();
+  return result;
 }
 
 void StateTransfer::load() {
@@ -117,33 +142,55 @@ void StateTransfer::run() {
   yield_to_training();
   const mesh::ExtraThread extra_thread;
   const at::NoGradGuard no_grad;
-  const auto start = std::chrono::steady_clock::now();
+  std::optional<Message> message;
+  // A thread that waits may destroy this object as soon as it is told.
+  const auto is_done = [this] {
+    const std::lock_guard lock(mutex_);
+    --pending_;
+  };
   try {
-    uint64_t sum = 0;
-    for (const auto& part : tensors_) {
-      for (const auto& [name, tensor] : part) {
-        const auto local = ddp::local_part(tensor);
-        const auto message = message_for(local);
-        sum = sum * 31 + transfer(message, name);
-        bytes_ += static_cast<int64_t>(message.nbytes());
-        if (!sends()) {
-          received_.emplace_back(local, message);
-        }
+    transfer_state();
+    is_done();
+    arrival_.set_value();
+    while ((message = next_message())) {
+      group_.broadcast(message->tensor, 0, message->name).wait();
+      is_done();
+      message->sent.set_value();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    (message ? message->sent : arrival_).set_exception(error_);
+    for (auto& each : messages_) {
+      each.sent.set_exception(error_);
+    }
+  }
+}
+
+void StateTransfer::transfer_state() {
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t sum = 0;
+  for (const auto& part : tensors_) {
+    for (const auto& [name, tensor] : part) {
+      const auto local = ddp::local_part(tensor);
+      const auto message = message_for(local);
+      sum = sum * 31 + transfer(message, name);
+      bytes_ += static_cast<int64_t>(message.nbytes());
+      if (!sends()) {
+        received_.emplace_back(local, message);
       }
     }
-    const auto expected = at::tensor({static_cast<int64_t>(sum)});
-    group_.broadcast(expected, 0, "hash of the state").wait();
-    if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
-      mesh::throw_error<mesh::CommError>(
-          "[elastic] the state that arrived from another group differs from "
-          "what was sent");
-    }
-    milliseconds_ = std::chrono::duration<double, std::milli>(
-                        std::chrono::steady_clock::now() - start)
-                        .count();
-  } catch (...) {
-    error_ = std::current_exception();
   }
+  const auto expected = at::tensor({static_cast<int64_t>(sum)});
+  group_.broadcast(expected, 0, "hash of the state").wait();
+  if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
+    mesh::throw_error<mesh::CommError>(
+        "[elastic] the state that arrived from another group differs from "
+        "what was sent");
+  }
+  milliseconds_ = std::chrono::duration<double, std::milli>(
+                      std::chrono::steady_clock::now() - start)
+                      .count();
 }
 
 /// What is sent of a tensor, or the memory for it.

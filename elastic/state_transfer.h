@@ -1,7 +1,15 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,7 +23,9 @@ namespace weft::elastic {
 
 /// Sends the state of one rank to other ranks, in slices, on a thread of its
 /// own, while the ranks compute. What is received takes memory of its own until
-/// load(). A hash of all slices is compared on both sides.
+/// load(). A hash of all slices is compared on both sides. Then the thread
+/// sends other tensors of the step. It has the lowest priority, and so takes
+/// the processor time that computing threads leave.
 class StateTransfer {
  public:
   /// Memory for what is received.
@@ -34,7 +44,7 @@ class StateTransfer {
       const SharedState& state,
       mesh::Communicator group,
       Buffers buffers = {});
-  /// Ends a transfer that is under way, on all ranks.
+  /// Ends what is under way, on all ranks.
   ~StateTransfer();
   StateTransfer(const StateTransfer&) = delete;
   StateTransfer& operator=(const StateTransfer&) = delete;
@@ -42,7 +52,15 @@ class StateTransfer {
   /// Blocks until the state has arrived.
   /// Throws: mesh::CommError if a rank was lost, or if what arrived differs
   /// from what was sent.
-  void wait();
+  void wait() { arrived_.get(); }
+  /// Sends `tensor` from rank 0 to all others, after the state and after what
+  /// was passed to earlier calls. Returns a function that blocks until it has
+  /// arrived, and that throws mesh::CommError if a rank was lost. The tensor
+  /// must not change until then.
+  /// Collective: the ranks of the group, in the same order of calls.
+  [[nodiscard]] std::function<void()> send(
+      const at::Tensor& tensor,
+      std::string_view name);
   bool sends() const { return group_.rank() == 0; }
   /// The size of the state, and how long the transfer took, after wait().
   int64_t bytes() const { return bytes_; }
@@ -52,7 +70,16 @@ class StateTransfer {
   void load();
 
  private:
+  /// A tensor to send after the state.
+  struct Message {
+    at::Tensor tensor;
+    std::string name;
+    std::promise<void> sent;
+  };
+
   void run();
+  void transfer_state();
+  std::optional<Message> next_message();
   at::Tensor message_for(const at::Tensor& local);
   uint64_t transfer(const at::Tensor& message, const std::string& name);
 
@@ -62,10 +89,19 @@ class StateTransfer {
   Buffers buffers_;
   /// Each tensor of the state, and the memory to which its content came.
   std::vector<std::pair<at::Tensor, at::Tensor>> received_;
-  std::exception_ptr error_;
   int64_t bytes_ = 0;
   double milliseconds_ = 0;
-  bool is_complete_ = false;
+  std::promise<void> arrival_;
+  std::shared_future<void> arrived_{arrival_.get_future()};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Message> messages_;
+  /// The number of messages that are not sent yet, and the state.
+  int64_t pending_ = 1;
+  bool is_closed_ = false;
+  /// Why nothing more can be sent.
+  std::exception_ptr error_;
   std::thread thread_;
 };
 

@@ -111,38 +111,60 @@ int64_t Trainer::global_tokens() const {
 // repeat its bits over gloo and NCCL, and on several hosts that message is made
 // of one inside each host and one between them anyway. The message over tp is
 // the last one: what the replicas have told each rank of the model, it tells
-// the others. With replica groups it is their vote on the step, too.
+// the others.
+//
+// With replica groups the message over dp is sent while gradients are computed,
+// since another one follows: that all groups are prepared. The message over tp
+// is the vote of a group's ranks on that.
 
-// The sum of the losses over the replicas, then over the parts of the batch in
-// their order. With it travels whether a rank is to stop, and whether what it
-// has is finite: tensor-parallel ranks may differ in that.
-double Trainer::all_reduce_losses(
+// Begins to add the losses over the replicas. With them travels whether a rank
+// is to stop, and whether what it has is finite: tensor-parallel ranks may
+// differ in that.
+Trainer::LossMessage Trainer::start_losses(
     const std::vector<double>& losses,
-    bool is_finite,
-    const dtensor::GradNorm& norm) {
+    bool is_finite) {
   const bool is_asked = is_stop_requested_ && is_stop_requested_();
   const bool is_elastic = in_step_ != nullptr;
   // Of several groups one may be asked to leave: that is decided below.
   const bool stops =
       is_asked && (!is_elastic || groups_ <= 1 || manager_->is_run_ending());
   const bool leaves = is_elastic && leaves_;
-  is_finite = is_finite && norm.is_finite();
-  auto over_dp = at::cat(
-      {at::tensor(
-           {is_finite ? 0.0 : 1.0, stops ? 1.0 : 0.0, leaves ? 1.0 : 0.0},
-           at::kDouble),
-       at::tensor(losses, at::kDouble)});
+  LossMessage result{
+      .sums = at::cat(
+          {at::tensor(
+               {is_finite ? 0.0 : 1.0, stops ? 1.0 : 0.0, leaves ? 1.0 : 0.0},
+               at::kDouble),
+           at::tensor(losses, at::kDouble)}),
+      .wait = [] {},
+      .is_asked = is_asked,
+      .leaves = leaves};
+  if (is_elastic) {
+    result.wait = in_step_->start_sum_over_groups(result.sums, "loss");
+    return result;
+  }
   const auto batch = batch_mesh(job_.mesh);
   if (batch.size() > 1) {
-    batch.group(0).all_reduce(over_dp, mesh::ReduceOp::kSum, "loss").wait();
+    auto work =
+        batch.group(0).all_reduce(result.sums, mesh::ReduceOp::kSum, "loss");
+    result.wait = [work]() mutable { work.wait(); };
   }
-  if (is_elastic) {
-    manager_->all_reduce(over_dp, "loss");
-  }
+  return result;
+}
+
+// Returns the sum of the losses over the replicas and then over the parts of
+// the batch in their order.
+double Trainer::finish_losses(
+    const LossMessage& message,
+    const dtensor::GradNorm& norm) {
+  message.wait();
+  const bool is_elastic = in_step_ != nullptr;
   const bool is_prepared = !is_elastic || in_step_->is_prepared();
-  const double* sums = over_dp.const_data_ptr<double>();
+  const double* sums = message.sums.const_data_ptr<double>();
   const auto over_tp = at::tensor(
-      {sums[0], sums[1], is_asked ? 1.0 : 0.0, is_prepared ? 0.0 : 1.0},
+      {sums[0] + (norm.is_finite() ? 0.0 : 1.0),
+       sums[1],
+       message.is_asked ? 1.0 : 0.0,
+       is_prepared ? 0.0 : 1.0},
       at::kDouble);
   gradient_norm_ = norm.all_reduce(job_.mesh["tp"], over_tp);
   const double* counts = over_tp.const_data_ptr<double>();
@@ -153,16 +175,17 @@ double Trainer::all_reduce_losses(
   } else if (is_elastic && is_prepared_) {
     // The groups decide together. One has to save.
     should_stop_ = counts[1] > 0 || sums[2] >= double(groups_);
-    if (leaves && !should_stop_) {
+    if (message.leaves && !should_stop_) {
       manager_->leave_after_step();
     }
     leaves_ = leaves_ || (counts[2] > 0 && is_meant_alone());
   }
-  return std::accumulate(sums + 3, sums + 3 + losses.size(), 0.0);
+  const int64_t parts = message.sums.numel() - 3;
+  return std::accumulate(sums + 3, sums + 3 + parts, 0.0);
 }
 
 double Trainer::all_reduce_scalar(double value, bool is_finite) {
-  return all_reduce_losses({value}, is_finite, dtensor::GradNorm({}));
+  return finish_losses(start_losses({value}, is_finite), dtensor::GradNorm({}));
 }
 
 bool Trainer::all_reduce_stop_request() {
@@ -183,9 +206,12 @@ double Trainer::comm_ms() const {
   return static_cast<double>(blocked) * 1e-6;
 }
 
-// The loss is left where it is: reading it would make the host wait for a
-// device.
-at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
+// Calls `take_loss` between the two. The loss is left where it is: reading it
+// would make the host wait for a device.
+void Trainer::forward_backward(
+    const Batch& batch,
+    int64_t step,
+    const std::function<void(const at::Tensor&)>& take_loss) {
   const dtensor::RandomScope random(
       job_.mesh,
       random_state_of(recipe_, step),
@@ -204,21 +230,23 @@ at::Tensor Trainer::forward_backward(const Batch& batch, int64_t step) {
         job_.data_parallel->forward(here.input),
         here.target);
   }
+  take_loss(loss.detach());
   const auto phase = span("backward");
   (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
-  return loss.detach();
 }
 
 // Appends the losses of the micro-batches. Gradients are reduced with the last
-// one's.
+// one's, before which `before_reduction` is called.
 void Trainer::accumulate_gradients(
     const Part& part,
     StepMetrics& metrics,
-    std::vector<PendingLoss>& losses) {
+    std::vector<PendingLoss>& losses,
+    const std::function<void()>& before_reduction) {
   const int64_t step = metrics.step - 1;
   const int64_t first_sample = state_after(step).next_sample;
   if (part.micro_batches.empty()) {
     const auto phase = span("backward");
+    before_reduction();
     job_.ddp->reduce_without_inputs([this] { in_step_->wait_for_transfer(); });
     return;
   }
@@ -230,17 +258,22 @@ void Trainer::accumulate_gradients(
       metrics.data_ms += milliseconds_since(start);
       return next;
     }();
-    auto& loss = losses.emplace_back(PendingLoss{
-        .micro =
-            {.first_sample = first_sample + batch.first_sample,
-             .samples = batch.input.size(0)},
-        .lane = part.lane.value_or(0),
-        .value = {}});
+    const auto keep = [&](const at::Tensor& loss) {
+      losses.push_back(
+          {.micro =
+               {.first_sample = first_sample + batch.first_sample,
+                .samples = batch.input.size(0)},
+           .lane = part.lane.value_or(0),
+           .value = loss});
+    };
     if (index != part.micro_batches.back()) {
       const auto local_only = job_.data_parallel->no_sync();
-      loss.value = forward_backward(batch, step);
+      forward_backward(batch, step, keep);
     } else {
-      loss.value = forward_backward(batch, step);
+      forward_backward(batch, step, [&](const at::Tensor& loss) {
+        keep(loss);
+        before_reduction();
+      });
     }
   }
   has_computed_ = true;
@@ -294,6 +327,21 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     StepMetrics& metrics) {
   metrics.step = step_ = step + 1;
   std::vector<PendingLoss> pending;
+  std::vector<MicroLoss> losses;
+  std::optional<LossMessage> message;
+  const auto start = [&](bool is_finite) {
+    std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
+    // Read here, because that makes the host wait for a device.
+    for (auto& each : pending) {
+      each.micro.loss = each.value.item<double>();
+      sums[each.lane] += each.micro.loss;
+      losses.push_back(each.micro);
+    }
+    message = start_losses(
+        sums, is_finite && std::ranges::all_of(sums, [](const double sum) {
+                return std::isfinite(sum);
+              }));
+  };
   for (const auto& part : parts_) {
     std::optional<elastic::LaneScope> lane;
     if (part.lane) {
@@ -302,21 +350,18 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     if (&part != &parts_.front()) {
       job_.optimizer->zero_grad();
     }
-    accumulate_gradients(part, metrics, pending);
+    accumulate_gradients(part, metrics, pending, [&] {
+      if (in_step_ && &part == &parts_.back()) {
+        start(true);
+      }
+    });
   }
-  // Read here, because that makes the host wait for a device.
-  std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
-  std::vector<MicroLoss> losses;
-  for (auto& each : pending) {
-    each.micro.loss = each.value.item<double>();
-    sums[each.lane] += each.micro.loss;
-    losses.push_back(each.micro);
-  }
-  const bool is_finite = std::ranges::all_of(
-      sums, [](const double sum) { return std::isfinite(sum); });
   const auto phase = span("clip");
-  metrics.loss = all_reduce_losses(
-      sums, is_finite, dtensor::GradNorm(job_.model->parameters()));
+  const dtensor::GradNorm norm(job_.model->parameters());
+  if (!message) {
+    start(norm.is_finite());
+  }
+  metrics.loss = finish_losses(*message, norm);
   metrics.grad_norm = gradient_norm_;
   return losses;
 }
@@ -396,7 +441,7 @@ void Trainer::join_groups(
 // others need not wait for.
 void Trainer::warm_up() {
   const auto batch = loader_.train(start_.next_sample, 0);
-  forward_backward(batch, start_.step);
+  forward_backward(batch, start_.step, [](const at::Tensor& /*loss*/) {});
   job_.optimizer->zero_grad();
   has_computed_ = true;
 }

@@ -123,9 +123,16 @@ class Trainer {
   int64_t global_tokens() const;
   // See Note [Messages of a step].
   double all_reduce_scalar(double value, bool is_finite = true);
-  double all_reduce_losses(
-      const std::vector<double>& losses,
-      bool is_finite,
+  /// The message over dp.
+  struct LossMessage {
+    at::Tensor sums;
+    std::function<void()> wait;
+    bool is_asked = false;
+    bool leaves = false;
+  };
+  LossMessage start_losses(const std::vector<double>& losses, bool is_finite);
+  double finish_losses(
+      const LossMessage& message,
       const dtensor::GradNorm& norm);
   bool is_meant_alone();
   void register_state();
@@ -144,7 +151,10 @@ class Trainer {
     std::vector<int64_t> micro_batches;
   };
   std::vector<Part> parts_of(const elastic::Step& step) const;
-  at::Tensor forward_backward(const Batch& batch, int64_t step);
+  void forward_backward(
+      const Batch& batch,
+      int64_t step,
+      const std::function<void(const at::Tensor&)>& take_loss);
   /// The loss of a micro-batch, whose number is not read yet.
   struct PendingLoss {
     MicroLoss micro;
@@ -154,7 +164,8 @@ class Trainer {
   void accumulate_gradients(
       const Part& part,
       StepMetrics& metrics,
-      std::vector<PendingLoss>& losses);
+      std::vector<PendingLoss>& losses,
+      const std::function<void()>& before_reduction);
   void update(double lr, double gradient_norm);
   void skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses);
   double comm_ms() const;

@@ -1,9 +1,11 @@
 #include "elastic/lanes.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -124,7 +126,12 @@ void expect_sums(
           own = own.view({2, -1}).t().contiguous().t();
         }
         sums.push_back(own);
-        waits.push_back(lanes.start_sum(self.world.group(), own, "gradient"));
+        auto group = self.world.group();
+        waits.push_back(lanes.start_sum(group, own, "gradient", [&] {
+          auto work = group.broadcast(
+              own, std::ranges::find(counts, true) - counts.begin(), "sum");
+          return [work]() mutable { work.wait(); };
+        }));
       }
       lanes.leave();
     }
@@ -180,28 +187,31 @@ TEST(Lanes, AreAddedInTheirOrderWithOneOfEachRank) {
 
 TEST(Lanes, HaveTheSameTensors) {
   run_ranks(1, [](RankContext& self) {
-    const auto group = self.world.group();
     Lanes lanes(3);
     lanes.divide({true}, 0);
     lanes.begin_step();
+    const auto add = [&](const at::Tensor& tensor, std::string_view name) {
+      return lanes.start_sum(self.world.group(), tensor, name, [] {
+        return [] {}; // To nobody.
+      });
+    };
     for (const int64_t lane : {0, 1}) {
       lanes.enter(lane);
-      lanes.start_sum(group, at::ones({2}), "weight")();
+      add(at::ones({2}), "weight")();
       if (lane == 0) {
-        lanes.start_sum(group, at::ones({2}), "bias")();
-        lanes.start_sum(group, at::ones({2}), "scale")();
+        add(at::ones({2}), "bias")();
+        add(at::ones({2}), "scale")();
       }
       lanes.leave();
     }
     lanes.enter(2);
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
-            [&] { lanes.start_sum(group, at::ones({3}), "weight"); }),
+            [&] { add(at::ones({3}), "weight"); }),
         HasSubstr("A lane has 2 elements of Float, but lane 2 has 3 of "
                   "Float"));
     EXPECT_THAT(
-        message_of_thrown<c10::ValueError>(
-            [&] { lanes.start_sum(group, at::ones({2}), "bias"); }),
+        message_of_thrown<c10::ValueError>([&] { add(at::ones({2}), "bias"); }),
         HasSubstr("It is added in lane 2, but in 1 of 2 earlier lanes of this "
                   "group. Add the same tensors in each lane. (bias)"));
     lanes.leave();

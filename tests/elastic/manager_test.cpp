@@ -241,12 +241,18 @@ void train(
     if (disturbance.ends(id, step.number(), Point::kBeforeBackward)) {
       throw Lost();
     }
+    // Also while the last lane is computed, the groups add something once.
+    const auto samples = at::full({1}, end - begin, at::kLong);
+    std::function<void()> wait_for_samples;
     for (const auto& part : parts) {
       std::optional<LaneScope> lane;
       if (part.lane) {
         lane.emplace(step.enter_lane(*part.lane));
       }
       optimizer.zero_grad();
+      if (&part == &parts.back()) {
+        wait_for_samples = step.start_sum_over_groups(samples, "samples");
+      }
       if (is_warm && !step.counts()) {
         ++record.without_inputs;
         ddp->reduce_without_inputs([&] { step.wait_for_transfer(); });
@@ -261,6 +267,7 @@ void train(
           part.end)
           .backward();
     }
+    wait_for_samples();
     const auto give_away = [&] {
       const std::lock_guard lock(record.mutex);
       if (step.counts()) {
@@ -276,6 +283,7 @@ void train(
         give_away();
         throw Lost();
       }
+      EXPECT_EQ(samples.item<int64_t>(), kBatch);
       optimizer.step();
       const std::lock_guard lock(record.mutex);
       if (const auto quorum = manager.take_quorum()) {
