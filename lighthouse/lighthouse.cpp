@@ -19,7 +19,7 @@ bool has_state_of(const Report& report, const Epoch& epoch) {
 } // namespace
 
 Lighthouse::Lighthouse(LighthouseOptions options, uint64_t ballot, Time now)
-    : options_(options), ballot_(ballot), started_(now) {}
+    : options_(options), ballot_(ballot), started_(now), updated_(now) {}
 
 // Another lighthouse was started with a greater ballot: this one begins again
 // as the newest, and knows nothing.
@@ -61,12 +61,26 @@ void Lighthouse::finish(GroupId group) {
 }
 
 void Lighthouse::update(Time now) {
+  discount_pause(now);
   adopt_reported_epoch();
   blocked_by_.clear();
   if (current_) {
     try_next_epoch(now);
   } else {
     try_first_epoch(now);
+  }
+}
+
+// While this process did not run, because it was stopped or had no processor
+// time, no group was silent: what they sent is still to be read.
+void Lighthouse::discount_pause(Time now) {
+  const Time pause = now - std::exchange(updated_, now);
+  if (pause < options_.suspect / 2) {
+    return;
+  }
+  started_ += pause;
+  for (auto& [id, group] : groups_) {
+    group.heard = std::min(group.heard + pause, now);
   }
 }
 

@@ -46,7 +46,8 @@ class Lighthouse {
   /// checkpoint after that.
   void finish(GroupId group);
   /// Decides what can be decided. To be called after every other method, and
-  /// when time has passed.
+  /// several times in LighthouseOptions::suspect. A longer time without a call
+  /// does not count as silence of the groups.
   void update(Time now);
 
   /// Returns what to tell a group now: after its report, and whenever the
@@ -73,6 +74,7 @@ class Lighthouse {
   };
 
   void restart(uint64_t ballot, Time now);
+  void discount_pause(Time now);
   Time silence_of(const Group& group, Time now) const;
   Time held_after() const;
   bool is_alive(GroupId id, Time now) const;
@@ -95,6 +97,8 @@ class Lighthouse {
   LighthouseOptions options_;
   uint64_t ballot_;
   Time started_;
+  /// The time of the last update().
+  Time updated_;
   std::map<GroupId, Group> groups_;
   std::optional<Epoch> current_;
   uint64_t count_ = 0;

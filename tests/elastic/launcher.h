@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "elastic/link/lighthouse_link.h"
 #include "launcher/elastic/coordinator.h"
+#include "lighthouse/clock.h"
 #include "lighthouse/lighthouse.h"
 
 namespace weft::elastic::test {
@@ -46,6 +48,25 @@ class Launcher {
   void lose(GroupId group, const std::string& why = "") {
     const std::lock_guard lock(mutex_);
     coordinator_.lose(group, why);
+  }
+  /// The lighthouse answers nothing for `time`, and then is another one that
+  /// knows nothing of the groups, as if it had been killed and started again.
+  void restart_lighthouse(std::chrono::milliseconds time) {
+    // A report that names a newer lighthouse makes this one begin again.
+    constexpr GroupId kNobody = 1'000'000;
+    const auto link = connect(1'000'000, kNobody);
+    const std::lock_guard lock(mutex_);
+    const auto before = coordinator_.lighthouse().ballot();
+    std::this_thread::sleep_for(time);
+    Report report;
+    report.group = kNobody;
+    report.ballot = before + 1;
+    report.sent = now();
+    report.has_left_for_good = true;
+    link->send(report);
+    while (coordinator_.lighthouse().ballot() == before) {
+      coordinator_.dispatch();
+    }
   }
   std::vector<GroupId> epoch_members() {
     const std::lock_guard lock(mutex_);

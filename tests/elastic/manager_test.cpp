@@ -858,6 +858,58 @@ TEST(Manager, AGroupLeavesWithoutALostStep) {
   EXPECT_EQ(redone, 0);
 }
 
+// For longer than the time after which it suspects a group. The next one takes
+// the groups over as they are, and notices when one is lost.
+TEST(Manager, NoStepWaitsForALighthouseThatIsLost) {
+  constexpr auto kGone = std::chrono::milliseconds(1500);
+  test::Launcher launcher(3);
+  std::atomic<int64_t> steps = 0;
+  std::atomic<bool> is_back = false;
+  std::thread lighthouse([&] {
+    while (steps < 5) {
+      std::this_thread::yield();
+    }
+    const int64_t before = steps;
+    launcher.restart_lighthouse(kGone);
+    EXPECT_GT(steps - before, 20);
+    is_back = true;
+  });
+  const auto train = [&](int worker) {
+    Manager manager(
+        mesh::World::from_store({}, 0, 1),
+        launcher.connect(worker, worker + 1));
+    int64_t after = 0;
+    while (after < 10) {
+      auto step = manager.begin_step();
+      const auto know = at::full({1}, is_back ? 1 : 0, at::kLong);
+      manager.all_reduce(know, "know");
+      if (!step.commit()) {
+        EXPECT_TRUE(is_back);
+        continue;
+      }
+      steps += worker == 0 ? 1 : 0;
+      if (know.item<int64_t>() == step.groups()) {
+        ++after;
+        if (worker == 2) {
+          throw Lost();
+        }
+      }
+      // In the last step the other one may have gone already.
+      if (after < 10) {
+        EXPECT_EQ(manager.epochs(), step.groups() == 3 ? 1 : 2);
+      }
+    }
+  };
+  on_threads(3, [&](int worker) {
+    try {
+      train(worker);
+    } catch (const Lost&) {
+      launcher.lose(worker + 1);
+    }
+  });
+  lighthouse.join();
+}
+
 TEST(Manager, TooFewGroupsSaveAndEnd) {
   for (const bool is_stopped : {false, true}) {
     std::atomic<bool> stops = false;
