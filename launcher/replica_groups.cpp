@@ -18,6 +18,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::string_view kPrefix = "weftrun: ";
+/// The others go on, so that a restart too many costs little, and a group that
+/// waits cannot replace the next one that is lost.
+constexpr milliseconds kLasting = std::chrono::seconds(10);
 
 elastic::LighthouseOptions lighthouse_options(const Options& options) {
   elastic::LighthouseOptions result;
@@ -49,7 +52,7 @@ ReplicaGroups::ReplicaGroups(const LauncherHost& host, SignalQueue& signals)
     groups_.push_back(
         {.number = first / options.replica_size,
          .workers = {first, options.replica_size},
-         .restarts = RestartPolicy(options.max_restarts)});
+         .restarts = RestartPolicy(options.max_restarts, kLasting)});
   }
 }
 

@@ -12,8 +12,6 @@ using std::chrono::seconds;
 
 constexpr milliseconds kFirstDelay = seconds(1);
 constexpr milliseconds kMaxDelay = seconds(30);
-/// An attempt that ran for so long was no failure to start.
-constexpr milliseconds kLasting = seconds(60);
 
 } // namespace
 
@@ -31,7 +29,7 @@ void RestartPolicy::decide(RunResult& run_result, milliseconds lasted) {
         run_result.code);
     return;
   }
-  if (lasted >= kLasting) {
+  if (lasted >= lasting_) {
     delay_ = milliseconds(0);
     first_.reset();
   }

@@ -15,13 +15,17 @@ bool is_retryable(int code);
 /// Decides about a restart after each failed attempt.
 class RestartPolicy {
  public:
-  explicit RestartPolicy(int most) : max_(most) {}
+  /// An attempt that ran for `lasting` was no failure to start.
+  explicit RestartPolicy(
+      int most,
+      std::chrono::milliseconds lasting = std::chrono::seconds(60))
+      : max_(most), lasting_(lasting) {}
 
   int count() const { return count_; }
   /// Decides whether to restart after a failed attempt that ran for `lasted`,
   /// and adds the decision to `run_result`. The delays are 1 s, 2 s, 4 s, ...
-  /// 30 s; they start over after a long attempt. After the last attempt the
-  /// result is the first error of the series.
+  /// 30 s; they start over after an attempt that ran for `lasting`. After the
+  /// last attempt the result is the first error of the series.
   void decide(RunResult& run_result, std::chrono::milliseconds lasted);
 
  private:
@@ -31,6 +35,7 @@ class RestartPolicy {
     std::string line;
   };
   int max_;
+  std::chrono::milliseconds lasting_;
   int count_ = 0;
   std::chrono::milliseconds delay_{0};
   std::optional<First> first_;

@@ -1,6 +1,8 @@
 #include "launcher/rendezvous/restart_policy.h"
 
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 #include <signal.h>
 
@@ -50,6 +52,17 @@ TEST(RestartPolicy, WaitLittleAgainAfterAnAttemptThatLasted) {
   restarts.decide(run_result, seconds(61));
   EXPECT_EQ(run_result.restart_after, milliseconds(1000));
   EXPECT_EQ(restarts.count(), 5);
+}
+
+TEST(RestartPolicy, AnAttemptLastsAsLongAsItsUserSays) {
+  RestartPolicy restarts(9, seconds(10));
+  delays_of(restarts, 4);
+  for (const auto& [lasted, delay] :
+       std::vector<std::pair<int, int>>{{9, 16}, {10, 1}, {11, 1}, {9, 2}}) {
+    auto run_result = failed(137);
+    restarts.decide(run_result, seconds(lasted));
+    EXPECT_EQ(run_result.restart_after, seconds(delay)) << lasted;
+  }
 }
 
 TEST(RestartPolicy, ComeAfterCodesThatMayEndOtherwiseNextTime) {
