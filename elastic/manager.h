@@ -298,16 +298,19 @@ class Manager {
   static std::exception_ptr error_of_another_rank();
 
   // A step: elastic/manager_step.cpp.
-  std::function<void()> start_sum(
-      const at::Tensor& tensor,
-      std::string_view name,
-      bool is_over_lanes);
+  struct SumKind {
+    /// Over the lanes, and else over the groups.
+    bool is_over_lanes = false;
+    /// Whether the caller waits at once.
+    bool is_needed_now = false;
+  };
+  std::function<void()>
+  start_sum(const at::Tensor& tensor, std::string_view name, SumKind kind);
   std::function<void()> start_group_sum(
       const at::Tensor& tensor,
       std::string_view name);
-  std::function<void()> send_sum(
-      const at::Tensor& tensor,
-      std::string_view name);
+  std::function<void()>
+  send_sum(const at::Tensor& tensor, std::string_view name, bool is_needed_now);
   void keep_failure(const std::function<void()>& run);
   bool is_prepared();
   bool commit_step(std::optional<bool> are_all_prepared);
@@ -367,6 +370,8 @@ class Manager {
   /// The number of groups whose gradients count, and the position among them.
   int64_t counting_groups_ = 0;
   int64_t position_ = 0;
+  /// The rank in group_ of the first group whose gradients count.
+  int64_t first_counting_ = 0;
   Lanes lanes_;
   /// The state that this rank sends, or receives, during the step.
   std::unique_ptr<StateTransfer> transfer_;

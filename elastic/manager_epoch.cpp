@@ -228,6 +228,7 @@ bool Manager::compare_states() {
 void Manager::set_counting(const std::vector<bool>& counts) {
   const auto rank = group_->rank();
   counting_groups_ = std::ranges::count(counts, true);
+  first_counting_ = std::ranges::find(counts, true) - counts.begin();
   position_ = counts[rank]
                   ? std::count(counts.begin(), counts.begin() + rank, true)
                   : counting_groups_;

@@ -54,7 +54,8 @@ LaneScope Step::enter_lane(int64_t lane) {
 std::function<void()> Step::start_sum_over_groups(
     const at::Tensor& tensor,
     std::string_view name) {
-  return manager_.start_sum(tensor, name, /*is_over_lanes=*/false);
+  return manager_.start_sum(
+      tensor, name, {.is_over_lanes = false, .is_needed_now = false});
 }
 
 void Step::wait_for_transfer() {
@@ -110,28 +111,33 @@ bool Manager::is_known_to_fail() const {
 }
 
 void Manager::all_reduce(const at::Tensor& tensor, std::string_view name) {
-  start_all_reduce(tensor, name)();
+  start_sum(
+      tensor,
+      name,
+      {.is_over_lanes = lanes_.is_inside(), .is_needed_now = true})();
 }
 
 std::function<void()> Manager::start_all_reduce(
     const at::Tensor& tensor,
     std::string_view name) {
-  return start_sum(tensor, name, lanes_.is_inside());
+  return start_sum(
+      tensor,
+      name,
+      {.is_over_lanes = lanes_.is_inside(), .is_needed_now = false});
 }
 
-/// Starts to add over the groups, or over the lanes in one.
 std::function<void()> Manager::start_sum(
     const at::Tensor& tensor,
     std::string_view name,
-    bool is_over_lanes) {
+    SumKind kind) {
+  const auto send = [&] { return send_sum(tensor, name, kind.is_needed_now); };
   std::function<void()> wait;
   if (!step_error_) {
     keep_failure([&] {
-      if (is_over_lanes) {
-        wait = lanes_.start_sum(
-            *group_, tensor, name, [&] { return send_sum(tensor, name); });
+      if (kind.is_over_lanes) {
+        wait = lanes_.start_sum(*group_, tensor, name, send);
       } else if (counting_groups_ == 1) {
-        wait = send_sum(tensor, name);
+        wait = send();
       } else {
         wait = start_group_sum(tensor, name);
       }
@@ -156,12 +162,18 @@ std::function<void()> Manager::start_group_sum(
   return [work = std::move(work)]() mutable { work.wait(); };
 }
 
-/// The only group that counts has the sum. It sends it to those that get the
-/// state, without taking time from its own step.
+/// The only group that counts has the sum and sends it to those that get the
+/// state: between two parts of the state if it is needed now, and else after
+/// it, which takes no time from computing threads.
 std::function<void()> Manager::send_sum(
     const at::Tensor& tensor,
-    std::string_view name) {
-  return transfer_ ? transfer_->send(tensor, name) : [] {};
+    std::string_view name,
+    bool is_needed_now) {
+  if (transfer_ && !is_needed_now) {
+    return transfer_->send(tensor, name);
+  }
+  auto work = group_->broadcast(tensor, first_counting_, name);
+  return [work = std::move(work)]() mutable { work.wait(); };
 }
 
 /// Runs a part of a collective of the step, unless one has failed.

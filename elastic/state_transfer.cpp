@@ -140,24 +140,30 @@ void StateTransfer::load() {
 void StateTransfer::run() {
   pthread_setname_np(pthread_self(), "weft_state");
   yield_to_training();
-  const mesh::ExtraThread extra_thread;
   const at::NoGradGuard no_grad;
-  std::optional<Message> message;
   // A thread that waits may destroy this object as soon as it is told.
-  const auto is_done = [this] {
-    const std::lock_guard lock(mutex_);
-    --pending_;
+  const auto is_done = [this](std::promise<void> done) {
+    {
+      const std::lock_guard lock(mutex_);
+      --pending_;
+    }
+    done.set_value();
   };
+  std::optional<Message> message;
   try {
     transfer_state();
-    is_done();
-    arrival_.set_value();
+    is_done(std::exchange(arrival_, {}));
     while ((message = next_message())) {
-      group_.broadcast(message->tensor, 0, message->name).wait();
-      is_done();
-      message->sent.set_value();
+      {
+        const mesh::ExtraThread extra_thread;
+        group_.broadcast(message->tensor, 0, message->name).wait();
+      }
+      auto sent = std::move(message->sent);
+      message.reset(); // The tensor is the caller's alone.
+      is_done(std::move(sent));
     }
   } catch (...) {
+    group_.abort(); // The other ranks would wait for this one.
     const std::lock_guard lock(mutex_);
     error_ = std::current_exception();
     (message ? message->sent : arrival_).set_exception(error_);
@@ -168,6 +174,7 @@ void StateTransfer::run() {
 }
 
 void StateTransfer::transfer_state() {
+  const mesh::ExtraThread extra_thread;
   const auto start = std::chrono::steady_clock::now();
   uint64_t sum = 0;
   for (const auto& part : tensors_) {

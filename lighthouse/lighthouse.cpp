@@ -79,6 +79,9 @@ void Lighthouse::discount_pause(Time now) {
     return;
   }
   started_ += pause;
+  if (short_since_) {
+    *short_since_ += pause;
+  }
   for (auto& [id, group] : groups_) {
     group.heard = std::min(group.heard + pause, now);
   }

@@ -114,8 +114,9 @@ int64_t Trainer::global_tokens() const {
 // the others.
 //
 // With replica groups the message over dp is sent while gradients are computed,
-// since another one follows: that all groups are prepared. The message over tp
-// is the vote of a group's ranks on that.
+// since another one follows: that all groups are prepared. It tells whether the
+// losses are finite; all groups have the same gradients then. The message over
+// tp is the vote of a group's ranks on that.
 
 // Begins to add the losses over the replicas. With them travels whether a rank
 // is to stop, and whether what it has is finite: tensor-parallel ranks may
@@ -328,20 +329,18 @@ std::vector<MicroLoss> Trainer::compute_gradients(
   metrics.step = step_ = step + 1;
   std::vector<PendingLoss> pending;
   std::vector<MicroLoss> losses;
-  std::optional<LossMessage> message;
-  const auto start = [&](bool is_finite) {
-    std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
-    // Read here, because that makes the host wait for a device.
+  std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
+  // Makes the host wait for a device.
+  const auto read_losses = [&] {
     for (auto& each : pending) {
       each.micro.loss = each.value.item<double>();
       sums[each.lane] += each.micro.loss;
       losses.push_back(each.micro);
     }
-    message = start_losses(
-        sums, is_finite && std::ranges::all_of(sums, [](const double sum) {
-                return std::isfinite(sum);
-              }));
+    return std::ranges::all_of(
+        sums, [](const double sum) { return std::isfinite(sum); });
   };
+  std::optional<LossMessage> message;
   for (const auto& part : parts_) {
     std::optional<elastic::LaneScope> lane;
     if (part.lane) {
@@ -352,14 +351,16 @@ std::vector<MicroLoss> Trainer::compute_gradients(
     }
     accumulate_gradients(part, metrics, pending, [&] {
       if (in_step_ && &part == &parts_.back()) {
-        start(true);
+        const bool is_finite = read_losses();
+        message = start_losses(sums, is_finite);
       }
     });
   }
+  const bool is_finite = message || read_losses();
   const auto phase = span("clip");
   const dtensor::GradNorm norm(job_.model->parameters());
   if (!message) {
-    start(norm.is_finite());
+    message = start_losses(sums, is_finite && norm.is_finite());
   }
   metrics.loss = finish_losses(*message, norm);
   metrics.grad_norm = gradient_norm_;

@@ -64,6 +64,7 @@ enum class Kind {
   kLoaded,
   kCheckProgress,
   kTick, // of the lighthouse
+  kStopLighthouse,
   kStartLighthouse,
   kStartGroup,
   kFault,
@@ -147,6 +148,11 @@ class Simulation {
     const auto faults = 1 + random_.below(7);
     for (int64_t i = 0; i < faults; ++i) {
       at(milliseconds(10) + random_.up_to(kFaults), Kind::kFault, 0);
+    }
+    if (seed % 7 == 3) { // The others keep their numbers.
+      for (int i = 0; i < 3; ++i) {
+        at(milliseconds(10) + random_.up_to(kFaults), Kind::kStopLighthouse, 0);
+      }
     }
   }
 
@@ -239,6 +245,9 @@ class Simulation {
           start_lighthouse(false);
         }
         return;
+      case Kind::kStopLighthouse:
+        lighthouse_stopped_until_ = now_ + random_.up_to(2 * kLease);
+        return;
       case Kind::kReport:
       case Kind::kLost:
       case Kind::kTick:
@@ -275,6 +284,7 @@ class Simulation {
     lighthouse_.emplace(
         options, static_cast<uint64_t>(outcome_.lighthouse_starts), now_);
     told_.clear();
+    lighthouse_stopped_until_ = now_;
     at(milliseconds(2), Kind::kTick, 0, 0, timer(lives_of_lighthouse_));
   }
 
@@ -290,6 +300,14 @@ class Simulation {
     }
     const bool is_tick = event.kind == Kind::kTick;
     if (is_tick && event.message->token != lives_of_lighthouse_) {
+      return;
+    }
+    if (lighthouse_stopped_until_ > now_) { // Its timer comes first then.
+      Event later = event;
+      later.at = lighthouse_stopped_until_ +
+                 (is_tick ? Time(0) : random_.up_to(microseconds(300)));
+      later.order = order_++;
+      events_.push(later);
       return;
     }
     if (event.kind == Kind::kReport) {
@@ -694,6 +712,7 @@ class Simulation {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::optional<Lighthouse> lighthouse_;
   uint64_t lives_of_lighthouse_ = 0;
+  Time lighthouse_stopped_until_{0};
   std::map<GroupId, std::pair<Directive, EpochNumber>> told_;
   std::map<GroupId, Group> groups_;
 
