@@ -18,6 +18,10 @@ namespace {
 using mesh::CommError;
 using Phase = Member::Phase;
 
+std::function<void()> wait_of(mesh::Work work) {
+  return [work = std::move(work)]() mutable { work.wait(); };
+}
+
 } // namespace
 
 std::pair<int64_t, int64_t> Step::share(int64_t count) const {
@@ -158,8 +162,7 @@ std::function<void()> Manager::start_group_sum(
     const at::NoGradGuard no_grad;
     tensor.zero_();
   }
-  auto work = group_->all_reduce(tensor, mesh::ReduceOp::kSum, name);
-  return [work = std::move(work)]() mutable { work.wait(); };
+  return wait_of(group_->all_reduce(tensor, mesh::ReduceOp::kSum, name));
 }
 
 /// The only group that counts has the sum and sends it to those that get the
@@ -172,8 +175,7 @@ std::function<void()> Manager::send_sum(
   if (transfer_ && !is_needed_now) {
     return transfer_->send(tensor, name);
   }
-  auto work = group_->broadcast(tensor, first_counting_, name);
-  return [work = std::move(work)]() mutable { work.wait(); };
+  return wait_of(group_->broadcast(tensor, first_counting_, name));
 }
 
 /// Runs a part of a collective of the step, unless one has failed.

@@ -51,7 +51,7 @@ class Training {
   void wait(Time time) { now_ += time; }
   /// Time in which all that can be heard report.
   void run_for(Time time) {
-    constexpr auto kPause = milliseconds(200);
+    constexpr auto kPause = milliseconds(100);
     for (Time passed{0}; passed < time; passed += kPause) {
       wait(kPause);
       exchange();
