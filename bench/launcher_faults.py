@@ -447,9 +447,10 @@ class StepTimes:
         return self.path.read_text().count("\n") if self.path.exists() else 0
 
     def median_of(self, act):
-        """While `act` goes on."""
+        """While `act` goes on, and until a whole step is among them."""
         first = self.count()
         act()
+        wait_until(lambda: self.count() > first + 1)
         lines = self.path.read_text().splitlines()[first + 1:self.count()]
         return statistics.median(json.loads(line)["step_ms"] for line in lines)
 
@@ -471,6 +472,7 @@ def training(bench):
     wait_until(lambda: steps.count() > 20)
     other = subprocess.Popen([sys.executable, "-c", LISTENER], text=True,
                              stdout=subprocess.PIPE)
+    bench.started.append(other)
     elsewhere = int(other.stdout.readline())
     quiet = steps.median_of(lambda: time.sleep(seconds))
     seen = {}
@@ -480,8 +482,6 @@ def training(bench):
                 unauthenticated_peers.Crowd(there, TOKEN, JOB, bench.dice), kind)(seconds))
             for there in (port, elsewhere))
         seen[kind] = at_gate, at_other
-    other.kill()
-    other.communicate()
     hosts[0].terminate()
     codes = [host.communicate(timeout=60) and host.returncode for host in hosts]
     texts = [f"{unauthenticated_peers.NAMES[kind]} {at_gate:.1f} ms ({at_other:.1f})"

@@ -49,8 +49,10 @@ if(Libtorch_FOUND AND NOT TARGET libtorch::libtorch)
     ${Libtorch_ROOT_DIR}/include/torch/csrc/api/include)
   target_compile_definitions(libtorch::libtorch INTERFACE
     USE_DISTRIBUTED USE_C10D_GLOO)
+  # The allocator, for programs that ask for it: see FindTcmalloc.cmake.
   target_link_libraries(libtorch::libtorch INTERFACE
-    ${Libtorch_torch_cpu_LIBRARY} ${Libtorch_c10_LIBRARY})
+    ${Libtorch_torch_cpu_LIBRARY} ${Libtorch_c10_LIBRARY}
+    $<$<BOOL:$<TARGET_PROPERTY:WEFT_USES_TCMALLOC>>:Tcmalloc::minimal>)
   # Clang names a template whose parameter is an enable_if_t differently from
   # GCC, with which libtorch was built, unless it is told to follow Clang 17.
   file(STRINGS ${Libtorch_ROOT_DIR}/include/ATen/core/TensorBase.h
