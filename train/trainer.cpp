@@ -10,12 +10,10 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
-#include "config/schema.h"
 #include "data/batch_loader.h"
 #include "ddp/reducer/local_norms.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/random/random_state.h"
-#include "elastic/distributed_data_parallel.h"
 #include "elastic/manager.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/communicator/flight_recorder.h"
@@ -60,12 +58,6 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
   return loader;
 }
 
-std::vector<int64_t> range_of(int64_t begin, int64_t end) {
-  std::vector<int64_t> result(static_cast<size_t>(end - begin));
-  std::iota(result.begin(), result.end(), begin);
-  return result;
-}
-
 // Random ops of a step start from its number, and count the samples of a
 // micro-batch where the global batch has them: dropout does not depend on the
 // mesh, on accumulation, or on where a run was resumed.
@@ -91,11 +83,16 @@ Trainer::Trainer(Recipe recipe, const mesh::World& world)
       data_fingerprint_(loader_.data().fingerprint_text()),
       job_(make_train_job(recipe_, make_mesh(recipe_, world))),
       non_finite_(recipe_.train),
-      parts_(
-          {{.lane = {},
-            .micro_batches = range_of(0, loader_.accumulation_steps())}}) {}
+      parts_({Part::of_range(0, loader_.accumulation_steps())}) {}
 
 Trainer::~Trainer() = default;
+
+Trainer::Part Trainer::Part::of_range(int64_t begin, int64_t end) {
+  Part result;
+  result.micro_batches.resize(static_cast<size_t>(end - begin));
+  std::iota(result.micro_batches.begin(), result.micro_batches.end(), begin);
+  return result;
+}
 
 int64_t Trainer::global_tokens() const {
   return targets_per_step(recipe_);
@@ -411,183 +408,6 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.peak_rss_mb = peak_rss_mb();
   metrics.peak_device_mb = mesh::peak_device_mb(world_.device());
   return metrics;
-}
-
-// ---- elastic ----------------------------------------------------------------
-
-void Trainer::join_groups(
-    int64_t step,
-    const std::function<void(int64_t)>& save) {
-  manager_ = std::make_unique<elastic::Manager>(
-      world_,
-      elastic::ManagerOptions{
-          .timeout = std::chrono::seconds(recipe_.comm.timeout_s),
-          .step = step,
-          .min_groups = recipe_.elastic.min_groups,
-          .lanes = recipe_.elastic.lanes,
-          .join_timeout = std::chrono::seconds(recipe_.elastic.join_timeout_s),
-          .is_asked_to_stop = is_stop_requested_,
-          .save = [this, save] {
-            leads_ = true;
-            save(manager_->step());
-          }});
-  job_.ddp->register_comm_hook(elastic::detail::make_comm_hook(*manager_));
-  register_state();
-  if (manager_->is_restarted()) {
-    warm_up();
-  }
-}
-
-// Computes once, to no effect: what takes longer the first time than later, the
-// others need not wait for.
-void Trainer::warm_up() {
-  const auto batch = loader_.train(start_.next_sample, 0);
-  forward_backward(batch, start_.step, [](const at::Tensor& /*loss*/) {});
-  job_.optimizer->zero_grad();
-  has_computed_ = true;
-}
-
-// The tensors of a checkpoint, and what else a step depends on.
-void Trainer::register_state() {
-  constexpr char kSeparator = '/';
-  for (const auto& key : schema()) {
-    if (!key.path.starts_with("links.")) { // Each group may measure its own.
-      manager_->register_text(
-          std::string(key.path), value_of(recipe_, key.path));
-    }
-  }
-  manager_->register_text("data", data_fingerprint_);
-  manager_->register_state(
-      "job",
-      [this] {
-        dtensor::StateDict all;
-        for (const auto& [part, dict] : state_dicts(job_)) {
-          for (const auto& [name, tensor] : dict) {
-            all.emplace(part + kSeparator + name, tensor);
-          }
-        }
-        return all;
-      },
-      [this](const dtensor::StateDict& all) {
-        checkpoint::StateDicts dicts;
-        for (const auto& [key, tensor] : all) {
-          const auto end = key.find(kSeparator);
-          dicts[key.substr(0, end)].emplace(key.substr(end + 1), tensor);
-        }
-        adopt_state(job_, dicts, recipe_);
-      });
-  manager_->register_state(
-      "run",
-      [this] {
-        const auto state = state_after(manager_->step());
-        return dtensor::StateDict{
-            {"counts",
-             at::tensor(
-                 {state.step,
-                  state.tokens,
-                  state.next_sample,
-                  state.skipped_in_a_row},
-                 at::kLong)}};
-      },
-      [this](const dtensor::StateDict& state) {
-        const auto& counts = state.at("counts");
-        start_from(
-            {.step = counts[0].item<int64_t>(),
-             .tokens = counts[1].item<int64_t>(),
-             .next_sample = counts[2].item<int64_t>(),
-             .data_fingerprint = data_fingerprint_,
-             .skipped_in_a_row = counts[3].item<int64_t>()});
-        if (integrity_checker_) {
-          integrity_checker_->begin(start_); // It has seen other weights.
-        }
-      });
-}
-
-elastic::Step Trainer::begin_step_together() {
-  if (begun_) {
-    const auto step = *begun_;
-    begun_.reset();
-    return step;
-  }
-  const auto step = manager_->begin_step();
-  leads_ = step.group() == 0;
-  return step;
-}
-
-// What this group computes in a step of all groups.
-std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
-  const int64_t micro_batches = loader_.accumulation_steps();
-  const int64_t lanes = recipe_.elastic.lanes;
-  std::vector<Part> result;
-  if (lanes == 0) {
-    const auto [begin, end] = step.share(micro_batches);
-    result.push_back({.lane = {}, .micro_batches = range_of(begin, end)});
-  } else {
-    // Those of a data-parallel rank: see BatchLoader.
-    const auto [begin, end] = step.lanes();
-    for (int64_t lane = begin; lane < end; ++lane) {
-      auto& part = result.emplace_back(Part{.lane = lane, .micro_batches = {}});
-      for (int64_t i = lane; i < micro_batches; i += lanes) {
-        part.micro_batches.push_back(i);
-      }
-    }
-  }
-  if (!step.counts() && has_computed_) {
-    // The processor is for the state that arrives.
-    for (auto& part : result) {
-      part.micro_batches.clear();
-    }
-  }
-  return result;
-}
-
-std::vector<MicroLoss> Trainer::compute_gradients_together(
-    StepMetrics& metrics) {
-  while (true) {
-    auto step = begin_step_together();
-    if (step.number() >= recipe_.train.steps) {
-      metrics.step = step.number();
-      begun_.emplace(step);
-      return {};
-    }
-    parts_ = parts_of(step);
-    metrics.groups = groups_ = step.groups();
-    metrics.epoch = manager_->epoch();
-    in_step_ = &step;
-    const auto back = c10::make_scope_exit([this] { in_step_ = nullptr; });
-    auto losses = compute_gradients(step.number(), metrics);
-    if (step.commit(is_prepared_)) {
-      return losses;
-    }
-    job_.optimizer->zero_grad();
-  }
-}
-
-bool Trainer::has_left() const {
-  return manager_ && manager_->has_left();
-}
-
-// Whether this group, which was asked to stop, is meant alone, and not the run:
-// then it leaves the others. The last one that has the state stops the run.
-bool Trainer::is_meant_alone() {
-  const bool is_alone =
-      world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending();
-  return says_rank_0(world_, is_alone, "who is to stop");
-}
-
-std::optional<elastic::Quorum> Trainer::take_quorum() {
-  return manager_ ? manager_->take_quorum() : std::nullopt;
-}
-
-void Trainer::run_together(const std::function<void()>& act) {
-  while (true) {
-    auto step = begin_step_together();
-    step.wait_for_transfer(); // An evaluation may exchange the weights.
-    act();
-    if (step.commit()) {
-      return;
-    }
-  }
 }
 
 // ---- evaluation -------------------------------------------------------------

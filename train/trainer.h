@@ -149,6 +149,8 @@ class Trainer {
     std::optional<int64_t> lane;
     /// None if this group gets the state while the others compute.
     std::vector<int64_t> micro_batches;
+
+    static Part of_range(int64_t begin, int64_t end);
   };
   std::vector<Part> parts_of(const elastic::Step& step) const;
   void forward_backward(
