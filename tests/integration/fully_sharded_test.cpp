@@ -21,7 +21,7 @@
 namespace weft::recipes {
 namespace {
 
-constexpr int64_t kShardedSteps = 10;
+constexpr int64_t kShardedSteps = 6;
 
 /// `model`: a type. Sizes that neither 3 nor 4 ranks divide.
 Recipe small_recipe(const std::string& model, int64_t ranks) {
@@ -48,8 +48,8 @@ Recipe small_recipe(const std::string& model, int64_t ranks) {
   recipe.train.global_batch_size = kGlobalBatch;
   recipe.train.micro_batch_size = kGlobalBatch / ranks / 2;
   recipe.train.max_grad_norm = 0;
-  recipe.optimizer.lr = 1e-2;
-  recipe.lr_schedule.warmup_steps = 3;
+  recipe.optimizer.lr = 3e-2;
+  recipe.lr_schedule.warmup_steps = 2;
   recipe.eval.batches = 1;
   recipe.origins.source = "test";
   return recipe;
