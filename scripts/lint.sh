@@ -122,11 +122,15 @@ check_reference() {
     say "SKIPPED: doxygen 1.9.4 is not installed"
     exit 77
   fi
-  local folder
+  local folder python
   folder=$(mktemp -d)
+  # The filter starts once for each header: a wrapper of python3 (pyenv) would
+  # take most of the time.
+  python=$(python3 -c 'import sys; print(sys.executable)')
   {
     cat site/Doxyfile
     echo "OUTPUT_DIRECTORY = $folder"
+    echo "INPUT_FILTER = \"$python -S site/share_comments.py\""
   } | doxygen - || found=1
   # Without its filter Doxygen reads empty files and finds nothing to report.
   grep -rqs 'DeviceMesh' "$folder/xml" || {
