@@ -316,7 +316,8 @@ void Trainer::skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses) {
   auto world = world_.group();
   skip_note_ = non_finite_.on_non_finite(
       step + 1,
-      explain_non_finite(world, find_non_finite(*job_.model, losses)));
+      explain_non_finite(
+          world, find_non_finite(*job_.model, losses, earlier_norms_)));
   job_.optimizer->zero_grad();
 }
 
@@ -338,12 +339,15 @@ std::vector<MicroLoss> Trainer::compute_gradients(
         sums, [](const double sum) { return std::isfinite(sum); });
   };
   std::optional<LossMessage> message;
+  earlier_norms_.clear();
   for (const auto& part : parts_) {
     std::optional<elastic::LaneScope> lane;
     if (part.lane) {
       lane.emplace(in_step_->enter_lane(*part.lane));
     }
     if (&part != &parts_.front()) {
+      const auto norms = ddp::local_norms(job_.model->parameters());
+      earlier_norms_.insert(earlier_norms_.end(), norms.begin(), norms.end());
       job_.optimizer->zero_grad();
     }
     accumulate_gradients(part, metrics, pending, [&] {

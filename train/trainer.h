@@ -216,6 +216,8 @@ class Trainer {
   bool has_computed_ = false;
   /// The part of the current step that this rank computes.
   std::vector<Part> parts_;
+  /// ddp::local_norms() after each of them but the last.
+  std::vector<ddp::LocalNorm> earlier_norms_;
 };
 
 } // namespace weft::recipes

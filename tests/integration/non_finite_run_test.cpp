@@ -71,6 +71,26 @@ class NonFiniteRunTest : public ProcessTest {
   }
 };
 
+// A replica group that computes several lanes of a step: each of them counts.
+TEST_F(NonFiniteRunTest, AnyLaneOfAGroupIsExplained) {
+  for (const int lane : {0, 2, 3}) {
+    SCOPED_TRACE(lane);
+    auto words = faulty(
+        1,
+        1,
+        "lane" + std::to_string(lane),
+        {"train.micro_batch_size=2", "elastic.batch=exact", "elastic.lanes=4"});
+    words.insert(words.begin() + 1, "--replica-size=1");
+    // A step is four backwards: this is in the second step.
+    auto run =
+        start(words, "0 " + std::to_string(5 + lane) + " down.weight nan");
+    EXPECT_EQ(run.wait(), 3) << run.error();
+    EXPECT_THAT(
+        run.error(),
+        HasSubstr("step 2: the gradient of down.weight is nan on rank 0."));
+  }
+}
+
 // What was saved before is valid: the run resumes from it and ends as one that
 // had no fault.
 TEST_F(NonFiniteRunTest, StopEndsAllRanksAtThatStepAndSavesNothingOfIt) {

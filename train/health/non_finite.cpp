@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data_parallel/parameters/module_state.h"
-#include "ddp/reducer/local_norms.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
@@ -164,8 +163,11 @@ std::vector<ddp::LocalNorm> own_gradients(const DistanceFromLoss& parameters) {
   return norms;
 }
 
-NonFiniteFinding find_gradient(const DistanceFromLoss& parameters) {
-  const auto own = own_gradients(parameters);
+NonFiniteFinding find_gradient(
+    const DistanceFromLoss& parameters,
+    const std::vector<ddp::LocalNorm>& earlier_norms) {
+  auto own = own_gradients(parameters);
+  own.insert(own.end(), earlier_norms.begin(), earlier_norms.end());
   NonFiniteFinding first;
   for (const auto& norm : own) {
     if (!std::isfinite(norm.norm)) {
@@ -211,7 +213,8 @@ NonFiniteFinding finding_from_text(const std::string& text) {
 
 NonFiniteFinding find_non_finite(
     const torch::nn::Module& module,
-    const std::vector<MicroLoss>& losses) {
+    const std::vector<MicroLoss>& losses,
+    const std::vector<ddp::LocalNorm>& earlier_norms) {
   const at::NoGradGuard no_grad;
   const DistanceFromLoss parameters(module);
   if (auto weight = find_weight(parameters)) {
@@ -220,7 +223,7 @@ NonFiniteFinding find_non_finite(
   if (auto loss = find_loss(losses)) {
     return *std::move(loss);
   }
-  return find_gradient(parameters);
+  return find_gradient(parameters, earlier_norms);
 }
 
 bool are_weights_finite(const torch::nn::Module& module) {

@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include "config/recipe.h"
+#include "ddp/reducer/local_norms.h"
 #include "mesh/communicator/communicator.h"
 
 namespace weft::recipes {
@@ -54,10 +55,12 @@ struct NonFiniteFinding {
 
 /// Searches this rank's weights, losses and gradients before gradients are
 /// scaled. The gradients of `module` are those before the reduction, from
-/// ddp::local_norms().
+/// ddp::local_norms(), which has those of the last backward, and from
+/// `earlier_norms`: its results after other backwards of the step.
 NonFiniteFinding find_non_finite(
     const torch::nn::Module& module,
-    const std::vector<MicroLoss>& losses);
+    const std::vector<MicroLoss>& losses,
+    const std::vector<ddp::LocalNorm>& earlier_norms = {});
 
 /// Returns true if this rank's shards of all parameters are finite. Costs one
 /// pass over them.
