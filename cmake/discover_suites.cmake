@@ -3,7 +3,7 @@
 #   WEFT_MODULE      the first part of the names of its entries
 #   WEFT_ALONE       a regular expression: tests (Suite.Name) that need a process
 #                    of their own
-#   WEFT_WAITS       a regular expression: entries that take no lock
+#   WEFT_WAITS       a regular expression: entries that mostly wait
 #   WEFT_PROPERTIES  the properties of every entry
 #   WEFT_SOURCE, WEFT_FOLDER  Weft's sources; where lists and outcomes go
 #   WEFT_DEFINITION  the file that sets all this

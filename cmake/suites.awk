@@ -24,9 +24,12 @@ END {
     close(file)
     printf "add_test(\"%s\" \"%s\" \"%s\" \"%s\")\n", entry, runner, binary, file
     own = properties
+    processors = 2
     if (waits != "" && entry ~ waits) {
+      processors = 1
       sub(/RESOURCE_LOCK [a-z]+ /, "", own)
     }
-    printf "set_tests_properties(\"%s\" PROPERTIES %s)\n", entry, own
+    printf "set_tests_properties(\"%s\" PROPERTIES PROCESSORS %d %s)\n", \
+      entry, processors, own
   }
 }

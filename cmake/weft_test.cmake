@@ -5,8 +5,10 @@
 # (scripts/run_suite.sh); a test Suite.Name that matches an ALONE has a process
 # and an entry of its own. Ranks are threads of that process
 # (tests/support/run_ranks.h). Suites that start processes start first (COST) and
-# run beside other suites, but not beside each other, unless they match a WAITS:
-# these use little processor time.
+# run beside other suites, but not beside each other. Suites that match a WAITS
+# use little processor time: they run beside any other, and count half as much
+# (PROCESSORS) of what scripts/test.sh runs at once. The same holds for tests that
+# add_test() adds: those that compute have PROCESSORS 2.
 function(weft_add_test module)
   cmake_parse_arguments(
     ARG "NO_TORCH;STARTS_PROCESSES" "" "SOURCES;DEPS;ALONE;WAITS" ${ARGN})

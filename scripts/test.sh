@@ -3,7 +3,8 @@
 # process, and ends with how many there were.
 #
 #   TEST=PATTERN   only the tests Suite.Name that match, in ctest's entries
-#   TEST_JOBS=N    entries at once (default: three for two cores: many wait)
+#   TEST_JOBS=N    entries that compute at once (default: three for two cores);
+#                  those that mostly wait count half (cmake/weft_test.cmake)
 #   RETRY=on       runs what failed once more, alone; what passes then is printed
 #                  as "flaky: NAME" and is no failure
 step=test
@@ -14,8 +15,10 @@ log=build/tests/ctest.log
 
 # run_ctest [ARGUMENT...]: ctest's status; its output goes to the log as well.
 run_ctest() {
-  "$(tool ctest)" --test-dir build --output-on-failure \
-    --parallel "${TEST_JOBS:-$((($(nproc) * 3 + 1) / 2))}" "$@" | tee "$log"
+  local jobs=${TEST_JOBS:-$((($(nproc) * 3 + 1) / 2))}
+  ((jobs == 1)) || jobs=$((2 * jobs))
+  "$(tool ctest)" --test-dir build --output-on-failure --parallel "$jobs" "$@" |
+    tee "$log"
 }
 
 # Prints the entries with tests that TEST matches, as ctest's -R wants them.
