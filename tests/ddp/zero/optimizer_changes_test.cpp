@@ -75,15 +75,15 @@ const std::map<Change, std::string>& change_names() {
   return names;
 }
 
-struct Layout {
+struct ZeroLayout {
   std::string name;
   int64_t dp;
   int64_t tp;
   bool has_zero;
 };
 
-const std::vector<Layout>& layouts() {
-  static const std::vector<Layout> all = {
+const std::vector<ZeroLayout>& layouts() {
+  static const std::vector<ZeroLayout> all = {
       {"Dp2", 2, 1, false},
       {"Tp2", 1, 2, false},
       {"Zero2", 2, 1, true},
@@ -116,7 +116,7 @@ class Training {
   Training(
       const ZeroCase& optimizer,
       Change change,
-      const Layout& layout,
+      const ZeroLayout& layout,
       const mesh::DeviceMesh& mesh)
       : case_(optimizer),
         change_(change),
@@ -242,7 +242,7 @@ class Training {
 
   const ZeroCase& case_;
   Change change_;
-  const Layout& layout_;
+  const ZeroLayout& layout_;
   const mesh::DeviceMesh& mesh_;
   std::shared_ptr<Model> model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
@@ -252,7 +252,7 @@ class Training {
 std::optional<std::string> expected_refusal(
     const std::string& optimizer,
     Change change,
-    const Layout& layout) {
+    const ZeroLayout& layout) {
   if (layout.has_zero && change == Change::kRemoveGroup) {
     return "Parameter groups were removed";
   }
@@ -275,7 +275,7 @@ struct Counts {
 void check(
     const ZeroCase& optimizer,
     Change change,
-    const Layout& layout,
+    const ZeroLayout& layout,
     const mesh::DeviceMesh& mesh,
     Counts& counts) {
   SCOPED_TRACE(
@@ -305,7 +305,7 @@ void check(
   }
 }
 
-class OptimizerChanges : public ::testing::TestWithParam<Layout> {};
+class OptimizerChanges : public ::testing::TestWithParam<ZeroLayout> {};
 
 TEST_P(OptimizerChanges, GoThroughAStateDictOrAreRefused) {
   const auto& layout = GetParam();
@@ -324,7 +324,7 @@ TEST_P(OptimizerChanges, GoThroughAStateDictOrAreRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Layout,
+    ZeroLayout,
     OptimizerChanges,
     ::testing::ValuesIn(layouts()),
     [](const auto& info) { return info.param.name; });
