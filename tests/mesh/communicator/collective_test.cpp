@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <barrier>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -325,8 +326,11 @@ TEST_P(Collective, SeveralAllToAllsAreUnderWayAtOnce) {
 
 // The last rank takes part in none of them.
 TEST_P(Collective, AnAbortEndsAllToAllsThatWaitForOthers) {
-  run([](RankContext& self) {
+  // An abort would end a rank's connecting to the others, too.
+  std::barrier connected(std::get<int>(GetParam()));
+  run([&](RankContext& self) {
     Communicator group = self.world.group();
+    connected.arrive_and_wait();
     if (self.world_size == 1 || self.rank + 1 == self.world_size) {
       return;
     }
