@@ -9,6 +9,7 @@
 # use little processor time: they run beside any other, and count half as much
 # (PROCESSORS) of what scripts/test.sh runs at once. The same holds for tests that
 # add_test() adds: those that compute have PROCESSORS 2.
+set(WEFT_STARTS_PROCESSES RESOURCE_LOCK processes COST 100 PROCESSORS 2)
 function(weft_add_test module)
   cmake_parse_arguments(
     ARG "NO_TORCH;STARTS_PROCESSES" "" "SOURCES;DEPS;ALONE;WAITS" ${ARGN})
@@ -24,10 +25,11 @@ function(weft_add_test module)
     weft_batch(${module}_test)
     target_compile_options(${module}_test PRIVATE ${WEFT_TEST_OPTIONS})
   endif()
-  set(properties "")
+  set(properties PROCESSORS 2)
   if(ARG_STARTS_PROCESSES)
-    set(properties "RESOURCE_LOCK processes COST 100")
+    set(properties ${WEFT_STARTS_PROCESSES})
   endif()
+  list(JOIN properties " " properties)
   weft_discover_suites(
     ${module}_test ${module} "${properties}" "${ARG_ALONE}" "${ARG_WAITS}")
 endfunction()

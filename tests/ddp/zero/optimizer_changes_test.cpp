@@ -324,7 +324,7 @@ TEST_P(OptimizerChanges, GoThroughAStateDictOrAreRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    ZeroLayout,
+    Layout,
     OptimizerChanges,
     ::testing::ValuesIn(layouts()),
     [](const auto& info) { return info.param.name; });
