@@ -38,9 +38,8 @@ function(weft_knows_specs out file)
   set(${out} ${known} PARENT_SCOPE)
 endfunction()
 
-# weft_batch(<target>): compiles several sources at once. However short a source
-# is, the compiler needs some 8 s for what libtorch's headers leave to be
-# instantiated, and a batch needs them once. Sources of a target share their
+# weft_batch(<target>): compiles several sources at once. What several of them
+# instantiate and emit, a batch does once. Sources of a target share their
 # anonymous namespaces so; one that cannot is left out, with the reason, by
 # SKIP_UNITY_BUILD_INCLUSION. Sources that know DTensorSpec come first, if the
 # others fill a batch: after a change of it theirs are not compiled again.
@@ -102,7 +101,8 @@ endfunction()
 # weft_use_pch(<target>): batches with the shared precompiled header.
 function(weft_use_pch target)
   weft_reuse_pch(${target} weft_pch
-    HEADERS <torch/torch.h> LIBRARIES libtorch::libtorch)
+    HEADERS ${PROJECT_SOURCE_DIR}/cmake/precompiled.h
+    LIBRARIES libtorch::libtorch nlohmann_json::nlohmann_json)
 endfunction()
 
 # weft_use_test_pch(<target>): the same for tests, with GoogleTest's headers.
@@ -113,9 +113,11 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release")
 endif()
 function(weft_use_test_pch target)
   weft_reuse_pch(${target} weft_test_pch
-    HEADERS <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>
+    HEADERS ${PROJECT_SOURCE_DIR}/cmake/precompiled.h
+            <gmock/gmock.h> <gtest/gtest.h>
     OPTIONS ${WEFT_TEST_OPTIONS}
-    LIBRARIES libtorch::libtorch GTest::gmock GTest::gtest)
+    LIBRARIES libtorch::libtorch nlohmann_json::nlohmann_json
+              GTest::gmock GTest::gtest)
 endfunction()
 
 # weft_add_module(<name> [NO_TORCH] SOURCES ... HEADERS ... DEPS ...
