@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/store/store.h"
@@ -162,8 +163,8 @@ class Comparer {
     }
     compare_json(
         "state",
-        Json::parse(a_.manifest.state),
-        Json::parse(b_.manifest.state));
+        base::parse_json<Json>(a_.manifest.state),
+        base::parse_json<Json>(b_.manifest.state));
     for (const auto& [name, tensor] : a_.manifest.tensors) {
       const auto other = b_.manifest.tensors.find(name);
       if (other == b_.manifest.tensors.end()) {
@@ -220,14 +221,14 @@ class Comparer {
       for (size_t i = 0; i < a.size(); ++i) {
         compare_json(fmt::format("{}[{}]", name, i), a[i], b[i]);
       }
-    } else if (a.dump() != b.dump()) {
+    } else if (base::json_text(a) != base::json_text(b)) {
       add(name, fmt::format("{} vs {}", shortened(a), shortened(b)));
     }
   }
 
   static std::string shortened(const Json& value) {
     constexpr size_t kMax = 60;
-    const auto text = value.dump();
+    const auto text = base::json_text(value);
     return text.size() <= kMax ? text : text.substr(0, kMax) + "...";
   }
 

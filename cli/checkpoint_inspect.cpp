@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/store/store.h"
@@ -56,8 +57,8 @@ Json describe(const Manifest& manifest) {
       {"bytes", bytes_of(manifest)},
       {"files", files},
       {"tensors", tensors},
-      {"state", Json::parse(manifest.state)},
-      {"layout", Json::parse(manifest.layout)}};
+      {"state", base::parse_json<Json>(manifest.state)},
+      {"layout", base::parse_json<Json>(manifest.layout)}};
 }
 
 std::string place_text(const checkpoint::TensorRecord& tensor) {

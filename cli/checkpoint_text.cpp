@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/hmac_key.h"
 #include "checkpoint/store/store.h"
@@ -104,7 +105,7 @@ void print(const std::string& text) {
 
 // Also for names that are not UTF-8, which a folder may have.
 void print(const nlohmann::ordered_json& json) {
-  print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  print(base::json_text(json));
 }
 
 void print_table(

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/doctor/checks.h"
 #include "cli/doctor/listeners.h"
 #include "cli/program.h"
@@ -53,8 +54,7 @@ void print_json(
   for (const auto& listener : listeners) {
     json["listeners"].push_back(to_json(listener));
   }
-  std::puts(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-                .c_str());
+  std::puts(base::json_text(json).c_str());
 }
 
 void print_listeners(const std::vector<Listener>& listeners) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/inference.h"
 #include "cli/program.h"
 #include "inference/eval_samples.h"
@@ -29,12 +30,11 @@ std::string result_text(const Evaluation& result, const std::string& what) {
 }
 
 std::string result_json(const Evaluation& result) {
-  return nlohmann::ordered_json{
+  return base::strict_json_text(nlohmann::ordered_json{
              {"loss", result.loss},
              {"perplexity", result.perplexity},
              {"tokens", result.targets},
-             {"samples", result.samples}}
-             .dump() +
+             {"samples", result.samples}}) +
          "\n";
 }
 

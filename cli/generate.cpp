@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/inference.h"
 #include "cli/program.h"
 #include "inference/generator.h"
@@ -111,9 +112,7 @@ std::string results_json(
   }
   const nlohmann::ordered_json result{{"seed", seed}, {"samples", samples}};
   // Models may write half a character.
-  return result.dump(
-             -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
-         "\n";
+  return base::json_text(result) + "\n";
 }
 
 void log_speed(const std::vector<Continuation>& all, Clock::time_point start) {
@@ -171,7 +170,7 @@ std::string told(
     int64_t num_samples,
     const GenerationOptions& options) {
   const auto& sampling = options.sampling;
-  return nlohmann::json{
+  return base::strict_json_text(nlohmann::json{
       prompts,
       num_samples,
       options.max_new_tokens,
@@ -180,8 +179,7 @@ std::string told(
       sampling.temperature,
       sampling.top_k,
       sampling.top_p,
-      sampling.seed}
-      .dump();
+      sampling.seed});
 }
 
 void log_length(const Recipe& recipe, const Recipe& to_run) {

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/checkpoint_text.h"
 #include "cli/program.h"
 #include "mesh/error/error.h"
@@ -111,7 +112,7 @@ void print_json(const QuorumHistory& history) {
   using nlohmann::ordered_json;
   auto epochs = ordered_json::array();
   for (const auto& entry : history.entries) {
-    epochs.push_back(ordered_json::parse(quorum_line(entry)));
+    epochs.push_back(base::parse_json<ordered_json>(quorum_line(entry)));
   }
   const auto totals = totals_of(history);
   const ordered_json all = {

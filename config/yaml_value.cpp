@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::recipes {
 namespace {
 
@@ -99,8 +101,7 @@ std::string shortened_text(const std::string& text) {
 }
 
 std::string quoted(const std::string& text) {
-  using Json = nlohmann::json;
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(nlohmann::json(text));
 }
 
 bool is_scalar(const YamlNode& node) {

@@ -5,11 +5,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
+#include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data/data_error.h"
 #include "data/mapped_file.h"
 #include "data/token_layout.h"
@@ -91,7 +94,8 @@ std::optional<TokenOrigin> read_origin(const std::string& path) {
     return std::nullopt;
   }
   try {
-    const auto json = nlohmann::json::parse(file);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const auto json = base::parse_json(text);
     const auto type = type_named(json.at("dtype").get<std::string>());
     if (!type) {
       refuse_data(origin_path(path), 0, "unknown dtype");

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data/data_error.h"
 #include "data/token_layout.h"
 #include "mesh/error/error.h"
@@ -246,7 +247,7 @@ void TokenWriter::write_origin(TokenOrigin origin) const {
       {"modified_ns",
        status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec}};
   std::ofstream file(temporary(origin_path(path_)), std::ios::binary);
-  file << json.dump(2) << '\n' << std::flush;
+  file << base::strict_json_text(json, 2) << '\n' << std::flush;
   if (!file) {
     fail(origin_path(path_));
   }

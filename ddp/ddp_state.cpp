@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data_parallel/parameters/gradient_hooks.h"
 #include "data_parallel/replicas/replicas.h"
 #include "ddp/ddp_join.h"
@@ -294,7 +295,7 @@ void DistributedDataParallelBase::State::check_hook(
 
 void DistributedDataParallelBase::State::adopt_buckets(
     const std::string& names) const {
-  const auto parsed = nlohmann::json::parse(names, nullptr, false);
+  const auto parsed = base::try_parse_json(names);
   std::vector<std::vector<std::string>> layout;
   try {
     layout = parsed.get<std::vector<std::vector<std::string>>>();

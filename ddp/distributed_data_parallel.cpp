@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data_parallel/comm_hooks/hook_state_rows.h"
 #include "data_parallel/replicas/replica_difference.h"
 #include "ddp/batch_norm/sync_batch_norm.h"
@@ -326,7 +327,9 @@ dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   // Before there are buckets nothing is kept of them, and the first backward
   // of a resumed run makes the same ones.
   if (state_->reducer->has_buckets()) {
-    own.emplace(kBucketNames, pack_text(nlohmann::json(bucket_names()).dump()));
+    own.emplace(
+        kBucketNames,
+        pack_text(base::strict_json_text(nlohmann::json(bucket_names()))));
   }
   return to_rows(own, dtensor::joint_mesh(*state_->module, state_->dp));
 }

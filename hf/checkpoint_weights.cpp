@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/text.h"
 #include "hf/config_json.h"
 #include "hf/load_weights.h"
@@ -66,7 +67,7 @@ CheckpointWeights::CheckpointWeights(
 
 // Of a run its recipe, of an imported model its config.json.
 void CheckpointWeights::read_layout() {
-  const auto layout = nlohmann::json::parse(manifest_.layout);
+  const auto layout = base::parse_json(manifest_.layout);
   config_ = text_in(layout, "config");
   const auto recipe = text_in(layout, "recipe");
   if (!config_.empty()) {

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "hf/config_json.h"
 #include "hf/json_file.h"
 
@@ -116,7 +117,7 @@ std::string write_config(
       }
     }
   }
-  return json.dump(2) + "\n";
+  return base::strict_json_text(json, 2) + "\n";
 }
 
 } // namespace weft::recipes::hub

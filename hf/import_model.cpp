@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/format/manifest.h"
@@ -71,12 +72,11 @@ std::string layout_of(const fs::path& folder) {
         "of its model in UTF-8. Rename the folder",
         checkpoint::in_quotes(folder.string())));
   }
-  return nlohmann::ordered_json{
+  return base::strict_json_text(nlohmann::ordered_json{
       {"config",
        read_small_file(
            checkpoint::Folder::open(folder), kConfigName, kMaxConfigBytes)},
-      {"from", from}}
-      .dump();
+      {"from", from}});
 }
 
 class Import {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/json_text.h"
 #include "checkpoint/files/error.h"
 #include "checkpoint/format/json_scan.h"
 #include "mesh/error/error.h"
@@ -43,7 +44,7 @@ nlohmann::ordered_json parse_json_object(
   } catch (const checkpoint::CheckpointError& error) {
     mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
   }
-  return nlohmann::ordered_json::parse(text);
+  return base::parse_json<nlohmann::ordered_json>(text);
 }
 
 } // namespace weft::recipes::hub

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/weight_index.h"
 
@@ -29,7 +30,7 @@ std::string header_of(const std::vector<Planned>& tensors) {
         {"data_offsets", {position, end}}};
     position = end;
   }
-  auto text = json.dump();
+  auto text = base::strict_json_text(json);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   std::string bytes(sizeof(uint64_t), '\0');
   const auto length = static_cast<uint64_t>(text.size());
@@ -125,7 +126,10 @@ void write_shard_index(
   }
   const nlohmann::ordered_json index{
       {"metadata", {{"total_size", bytes}}}, {"weight_map", std::move(files)}};
-  write_small_file(folder, checkpoint::kWeightIndexName, index.dump(2) + "\n");
+  write_small_file(
+      folder,
+      checkpoint::kWeightIndexName,
+      base::strict_json_text(index, 2) + "\n");
 }
 
 void write_small_file(

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "dtensor/spec/dim_shards.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
@@ -213,9 +214,9 @@ std::vector<Continuation> gather_continuations(
   }
   auto group = mesh.world().group();
   std::vector<Continuation> all;
-  for (const auto& text :
-       mesh::all_gather_text(group, list.dump(), "generated tokens")) {
-    for (const auto& each : nlohmann::json::parse(text)) {
+  for (const auto& text : mesh::all_gather_text(
+           group, base::strict_json_text(list), "generated tokens")) {
+    for (const auto& each : base::parse_json(text)) {
       all.push_back(
           {.prompt = each.at(0),
            .sample = each.at(1),

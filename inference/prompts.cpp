@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "base/read_file.h"
 #include "config/schema.h"
 #include "mesh/error/error.h"
@@ -89,8 +90,7 @@ void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
   if (!fs::exists(path, ignored)) {
     return;
   }
-  const auto config = nlohmann::json::parse(
-      read_tokenizer_file(path), nullptr, /*allow_exceptions=*/false);
+  const auto config = base::try_parse_json(read_tokenizer_file(path));
   if (!config.is_object() || !config.contains("eos_token_id")) {
     return;
   }

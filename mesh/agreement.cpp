@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/fnv.h"
+#include "base/json_text.h"
 #include "mesh/bootstrap/cancellable_store.h"
 #include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
@@ -127,12 +128,12 @@ std::string pack(const std::vector<AgreedValue>& values) {
   for (const auto& value : values) {
     list.push_back({value.field, digest(value.value)});
   }
-  return list.dump(-1, ' ', false, json::error_handler_t::replace);
+  return base::json_text(list);
 }
 
 std::vector<AgreedValue> unpack(const std::string& text) {
   std::vector<AgreedValue> values;
-  for (const auto& pair : nlohmann::json::parse(text)) {
+  for (const auto& pair : base::parse_json(text)) {
     values.push_back({pair.at(0), pair.at(1)});
   }
   return values;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/json_text.h"
 #include "tokenizers/added_tokens.h"
 #include "tokenizers/bpe_model.h"
 #include "tokenizers/json_node.h"
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 
 nlohmann::json parse_json(std::string_view text, const std::string& path) {
   try {
-    return nlohmann::json::parse(text);
+    return base::parse_json(text);
   } catch (const nlohmann::json::exception& error) {
     mesh::throw_error<TokenizerError>(
         fmt::format("{}: not JSON: {}", path, error.what()));

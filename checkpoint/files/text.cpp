@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/limits.h"
 
 namespace weft::checkpoint {
@@ -41,7 +42,7 @@ std::string json_string(std::string_view text) {
         "UTF-8 text",
         in_quotes(text)));
   }
-  return nlohmann::json(text).dump();
+  return base::strict_json_text(nlohmann::json(text));
 }
 
 bool is_utf8(std::string_view text) {

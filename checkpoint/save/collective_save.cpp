@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/rate_limiter.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/format/hash.h"
@@ -149,12 +150,12 @@ struct Verdict {
 };
 
 std::string verdict_text(const Verdict& verdict) {
-  return Json{verdict.error, verdict.is_disagreement, verdict.note}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(
+      Json{verdict.error, verdict.is_disagreement, verdict.note});
 }
 
 Verdict to_verdict(const std::string& text) {
-  const auto json = Json::parse(text);
+  const auto json = base::parse_json<Json>(text);
   return {json.at(0), json.at(1), json.at(2)};
 }
 

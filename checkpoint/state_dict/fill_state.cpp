@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "base/string_streams.h"
 #include "checkpoint/files/text.h"
 #include "checkpoint/load/key_pattern.h"
@@ -81,7 +82,7 @@ std::string listing_text(const StateDict& given, const FillOptions& options) {
     for (const auto& [name, tensor] : list_given(given)) {
       text[name] = {tensor.sizes, static_cast<int>(tensor.dtype)};
     }
-    return text.dump();
+    return base::strict_json_text(text);
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) { // A name that is not UTF-8.
@@ -109,7 +110,7 @@ Listing listing_of_rank0(
   const auto text = broadcast_text(group, own);
   TORCH_CHECK_VALUE(text.starts_with('{'), text, " (rank 0)");
   Listing listing;
-  const auto parsed = nlohmann::json::parse(text);
+  const auto parsed = base::parse_json(text);
   for (const auto& [name, value] : parsed.items()) {
     listing[name] = {
         value.at(0).get<std::vector<int64_t>>(),

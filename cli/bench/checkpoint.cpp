@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -110,7 +111,7 @@ class CheckpointBench {
     }
     add_floors(result_, folder_, mb);
     fs::remove_all(folder_);
-    return result_.dump();
+    return base::json_text(result_);
   }
 
  private:

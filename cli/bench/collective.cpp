@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -257,14 +258,13 @@ std::optional<std::string> run_collective(const CollectiveOptions& options) {
   if (group.rank() != 0) {
     return std::nullopt;
   }
-  return nlohmann::ordered_json{
+  return base::json_text(nlohmann::ordered_json{
       {"bench", "collective"},
       {"torch", TORCH_VERSION},
       {"ranks", group.size()},
       {"dtype", options.dtype},
       {"rounds", options.rounds},
-      {"results", results}}
-      .dump();
+      {"results", results}});
 }
 
 } // namespace weft::recipes::bench

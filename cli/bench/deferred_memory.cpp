@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <torch/torch.h>
@@ -72,7 +73,7 @@ std::optional<std::string> run_deferred_memory(
   json["shard_mb"] = static_cast<double>(result.shard_bytes) / kMib;
   json["peak_growth_mb"] = static_cast<double>(result.growth_bytes) / kMib;
   json["growth_over_shard"] = result.ratio();
-  return json.dump();
+  return base::json_text(json);
 }
 
 } // namespace weft::recipes::bench

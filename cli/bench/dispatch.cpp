@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <cmath>
@@ -66,7 +67,7 @@ class Results {
           " is not an op. Run weft bench dispatch without --only to see the "
           "ops: they are the keys of its output, without the suffix _local_us");
     }
-    return json_.dump();
+    return base::json_text(json_);
   }
 
  private:

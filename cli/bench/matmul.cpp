@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -165,7 +166,7 @@ std::string run_matmul(const StepOptions& options) {
   for (const auto& [library, us] : peak_us.items()) {
     peak_gflops[library] = rounded(1e6 * peak.gflop() / us.get<double>(), 1e1);
   }
-  return Json{
+  return base::json_text(Json{
       {"bench", "matmul"},
       {"dtype", options.dtype},
       {"vector", at::get_cpu_capability()},
@@ -173,8 +174,7 @@ std::string run_matmul(const StepOptions& options) {
       {"gflop", rounded(gflop, 1e3)},
       {"ms", total},
       {"peak_gflops", peak_gflops},
-      {"products", lines}}
-      .dump();
+      {"products", lines}});
 }
 
 } // namespace weft::recipes::bench

@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -75,7 +76,7 @@ std::string run_random() {
   // Before the fills overwrite the probabilities.
   std::ranges::for_each(draws(), time);
   std::ranges::for_each(fills(), time);
-  return json.dump();
+  return base::json_text(json);
 }
 
 } // namespace weft::recipes::bench

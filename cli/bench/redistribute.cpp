@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <cmath>
@@ -73,7 +74,8 @@ std::optional<std::string> run_redistribute() {
     add("partial_to_replicate", pending, Replicate());
     add("partial_to_shard0", pending, Shard(0));
   }
-  return world.rank() == 0 ? std::optional(results.dump()) : std::nullopt;
+  return world.rank() == 0 ? std::optional(base::json_text(results))
+                           : std::nullopt;
 }
 
 } // namespace weft::recipes::bench

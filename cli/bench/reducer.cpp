@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <cmath>
@@ -101,7 +102,8 @@ std::optional<std::string> run_reducer(const ReducerOptions& options) {
     result[key + "_ddp_ms"] = rounded(median(times.ddp), 1e4);
     result[key + "_ratio"] = rounded(median(times.ratio), 1e4);
   }
-  return world.rank() == 0 ? std::optional(result.dump()) : std::nullopt;
+  return world.rank() == 0 ? std::optional(base::json_text(result))
+                           : std::nullopt;
 }
 
 } // namespace weft::recipes::bench

@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -302,7 +303,7 @@ std::optional<std::string> run_save_plan(const SavePlanOptions& options) {
   stamp(manifest);
   write_and_remove(options.folder, manifest, result);
   result["peak_mb"] = static_cast<double>(status_bytes("VmHWM")) / (1 << 20);
-  return result.dump();
+  return base::json_text(result);
 }
 
 } // namespace weft::recipes::bench

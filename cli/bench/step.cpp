@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -345,7 +346,7 @@ std::string to_json(
   if (peak_device_mb) {
     result["peak_device_mb"] = std::llround(*peak_device_mb);
   }
-  return result.dump();
+  return base::json_text(result);
 }
 
 } // namespace
@@ -386,13 +387,13 @@ std::optional<std::string> run_startup(StepOptions options) {
   if (!step) {
     return std::nullopt;
   }
-  const auto all = nlohmann::ordered_json::parse(*step);
+  const auto all = base::parse_json<nlohmann::ordered_json>(*step);
   nlohmann::ordered_json result{{"bench", "startup"}};
   for (const char* key :
        {"torch", "dp", "tp", "first_step_s", "start_s", "peak_rss_mb"}) {
     result[key] = all.at(key);
   }
-  return result.dump();
+  return base::json_text(result);
 }
 
 } // namespace weft::recipes::bench

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "train/setup/loss.h"
 
 namespace weft::recipes {
@@ -379,7 +380,7 @@ std::string to_json(
         {"wait_us",
          measured->comm_ms ? Json(*measured->comm_ms * 1e3) : Json(nullptr)}};
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(json);
 }
 
 } // namespace weft::recipes

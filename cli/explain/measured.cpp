@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/error/error.h"
 #include "train/setup/load_recipe.h"
 
@@ -70,7 +73,8 @@ void read_trace(const std::string& path, MeasuredRun& run) {
   std::set<std::string> steps;
   try {
     std::ifstream file(path, std::ios::binary);
-    const auto trace = json::parse(file);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const auto trace = base::parse_json(text);
     for (const auto& event : trace.at("traceEvents")) {
       read_event(event, run, steps);
     }
@@ -123,7 +127,7 @@ void read_metrics(const std::string& path, MeasuredRun& run) {
   std::ifstream file(path, std::ios::binary);
   std::vector<double> all;
   for (std::string line; std::getline(file, line);) {
-    const auto step = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto step = base::try_parse_json(line);
     if (step.is_object() && step.contains("comm_ms") &&
         step["comm_ms"].is_number()) {
       all.push_back(step["comm_ms"].get<double>());

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data_parallel/replicas/tensor_hash.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -125,10 +126,11 @@ EntryNames compare_ranks(
     all.insert(name);
   }
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-    const auto text = nlohmann::json{{"alike", alike}, {"all", all}}.dump();
+    const auto text =
+        base::strict_json_text(nlohmann::json{{"alike", alike}, {"all", all}});
     for (const auto& other : mesh::all_gather_text(
              mesh.group(dim), text, "comm hook state", mesh.world().device())) {
-      const auto told = nlohmann::json::parse(other);
+      const auto told = base::parse_json(other);
       all.merge(told.at("all").get<std::set<std::string>>());
       auto both = nlohmann::json::object();
       for (const auto& [name, value] : alike.items()) {
@@ -156,7 +158,7 @@ SavedBy read_saved_by(CommHook::State& state) {
   const auto entry = state.extract(kSavedBy);
   check_bytes(!entry.empty(), "the ranks that saved them are unknown");
   try {
-    const auto told = nlohmann::json::parse(unpack_text(entry.mapped()));
+    const auto told = base::parse_json(unpack_text(entry.mapped()));
     return {
         told.at("mesh").get<std::string>(),
         told.at("shape").get<std::vector<std::string>>(),
@@ -235,7 +237,7 @@ at::Tensor pack_hook_state(const CommHook::State& state) {
     values.push_back(tensor.detach().cpu().contiguous());
     bytes += values.back().nbytes();
   }
-  const auto text = header.dump();
+  const auto text = base::strict_json_text(header);
   const uint64_t length = text.size();
   const auto packed = at::empty(
       {static_cast<int64_t>(kLengthBytes + text.size() + bytes)}, at::kByte);
@@ -263,8 +265,8 @@ CommHook::State unpack_hook_state(const at::Tensor& bytes) {
   from += kLengthBytes;
   check_bytes(
       length <= static_cast<uint64_t>(end - from), "the header is truncated");
-  const auto header =
-      nlohmann::json::parse(from, from + length, nullptr, false);
+  const auto header = base::try_parse_json(
+      {reinterpret_cast<const char*>(from), static_cast<size_t>(length)});
   check_bytes(header.is_array(), "the header is not a list");
   from += length;
   CommHook::State state;
@@ -304,11 +306,10 @@ dtensor::StateDict to_rows(
   }
   common.emplace(
       kSavedBy,
-      pack_text(nlohmann::json{
+      pack_text(base::strict_json_text(nlohmann::json{
           {"mesh", mesh.to_string()},
           {"shape", proper_shape(mesh)},
-          {"own", entries.own}}
-                    .dump()));
+          {"own", entries.own}})));
   const auto replicated = dtensor::Placements(
       static_cast<size_t>(mesh.ndim()), dtensor::Replicate());
   dtensor::StateDict rows{

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data_parallel/parameters/parameter_owners.h"
 #include "ddp/batch_norm/sync_batch_norm.h"
 #include "ddp/reducer/bucket_plan.h"
@@ -110,7 +111,7 @@ ordered_json runtime_of(const DDPLoggingData& data) {
 #undef WEFT_FIELD
 
 std::string dump(const ordered_json& json) {
-  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return base::json_text(json);
 }
 
 int64_t bytes_of(const at::Tensor& tensor) {

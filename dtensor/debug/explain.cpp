@@ -9,6 +9,8 @@
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::dtensor {
 namespace {
 
@@ -139,7 +141,7 @@ std::string Explanation::to_json() const {
          {"to", entry.to},
          {"cheaper", entry.cheaper}});
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(json);
 }
 
 Explanation explain(

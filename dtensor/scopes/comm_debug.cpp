@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "dtensor/scopes/module_call.h"
 #include "mesh/communicator/backend.h"
 
@@ -349,7 +350,7 @@ std::string CommDebugMode::generate_json_dump() const {
          {"from", record.from},
          {"to", record.to}});
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(json);
 }
 
 } // namespace weft::dtensor

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "launcher/connection/address.h"
 #include "launcher/rendezvous/messages.h"
 
@@ -69,8 +70,7 @@ void ControlConnection::send(const nlohmann::json& message) {
   if (!fd_) {
     return;
   }
-  const std::string text =
-      message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string text = base::json_text(message);
   const auto size = static_cast<uint32_t>(text.size());
   if (size > kMaxBytes || outgoing_.size() > kMaxQueued) {
     on_disconnect("it does not read");
@@ -143,7 +143,7 @@ void ControlConnection::take_frames() {
       on_disconnect("a message of it was changed on the way");
       return;
     }
-    const auto message = nlohmann::json::parse(text, nullptr, false);
+    const auto message = base::try_parse_json(text);
     if (!message.is_object()) {
       on_disconnect("it sent no JSON");
       return;

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "base/parse_int.h"
 
 namespace weft::launcher {
@@ -33,7 +34,7 @@ std::string text_at(const nlohmann::json& object, const char* key) {
 } // namespace
 
 ErrorFile read_error_file(const std::filesystem::path& path) {
-  const auto json = nlohmann::json::parse(read_some(path), nullptr, false);
+  const auto json = base::try_parse_json(read_some(path));
   ErrorFile file;
   if (!json.is_object() || !json.contains("message")) {
     return file;

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/watchdog/plain_pickle.h"
 
@@ -80,7 +81,9 @@ FlightFiles write_flight_record(
   const std::string text = flight_record(groups, rank);
   write_whole_file(files.json, part, text);
   write_whole_file(
-      files.trace, part, plain_pickle(nlohmann::ordered_json::parse(text)));
+      files.trace,
+      part,
+      plain_pickle(base::parse_json<nlohmann::ordered_json>(text)));
   return files;
 }
 

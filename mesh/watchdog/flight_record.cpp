@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::mesh {
 namespace {
 
@@ -261,7 +263,7 @@ std::string flight_record(
   }
   record["entries"] = std::move(entries);
   // Names may be any bytes; readers of JSON refuse a file for one wrong byte.
-  return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return base::json_text(record);
 }
 
 } // namespace weft::mesh

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::mesh {
 namespace {
 
@@ -87,19 +89,18 @@ std::string to_text(const RankStatus& status) {
     groups.push_back(to_json(group));
   }
   // Names are users': they need not be UTF-8.
-  return json{
+  return base::json_text(json{
       {"rank", status.rank},
       {"groups", std::move(groups)},
       {"activity", status.activity},
       {"now_ns", status.now_ns},
       {"has_ended", status.has_ended},
       {"departure", status.step_error},
-      {"departed_ns", status.step_error_ns}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
+      {"departed_ns", status.step_error_ns}});
 }
 
 RankStatus parse_rank_status(const std::string& text) {
-  const auto value = json::parse(text);
+  const auto value = base::parse_json(text);
   RankStatus status;
   status.rank = value.at("rank");
   for (const auto& group : value.at("groups")) {

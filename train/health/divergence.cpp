@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/communicator/format.h"
 
 namespace weft::recipes {
@@ -62,20 +63,21 @@ std::filesystem::path tie_record_path(const Recipe& recipe) {
 }
 
 std::string to_json(const TieRecord& record, const Recipe& recipe) {
-  return nlohmann::ordered_json{
-             {"what", record.what},
-             {"step", record.step},
-             {"undecided", record.tied_ranks},
-             {"values", record.values},
-             {"recipe", to_yaml(recipe)}}
-             .dump(1) +
+  return base::strict_json_text(
+             nlohmann::ordered_json{
+                 {"what", record.what},
+                 {"step", record.step},
+                 {"undecided", record.tied_ranks},
+                 {"values", record.values},
+                 {"recipe", to_yaml(recipe)}},
+             1) +
          "\n";
 }
 
 std::optional<TieRecord> parse_tie_record(
     const std::string& json,
     const Recipe& recipe) {
-  const auto all = nlohmann::json::parse(json, nullptr, false);
+  const auto all = base::try_parse_json(json);
   try {
     if (all.is_discarded() || all.at("recipe") != to_yaml(recipe)) {
       return std::nullopt;

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "data_parallel/parameters/module_state.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/communicator/format.h"
@@ -196,13 +197,12 @@ NonFiniteFinding find_gradient(
 }
 
 std::string finding_to_text(const NonFiniteFinding& finding) {
-  return nlohmann::json{
-      static_cast<int>(finding.kind), finding.order, finding.what}
-      .dump();
+  return base::strict_json_text(nlohmann::json{
+      static_cast<int>(finding.kind), finding.order, finding.what});
 }
 
 NonFiniteFinding finding_from_text(const std::string& text) {
-  const auto json = nlohmann::json::parse(text);
+  const auto json = base::parse_json(text);
   return {
       .kind = static_cast<Kind>(json.at(0).get<int>()),
       .order = json.at(1),

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes {
@@ -43,7 +44,7 @@ void make_folder_of(const std::string& path) {
 
 /// The step of a whole line, or none.
 std::optional<int64_t> step_of(const std::string& line) {
-  const auto json = nlohmann::json::parse(line, nullptr, false);
+  const auto json = base::try_parse_json(line);
   if (!json.is_object() || !json.contains("step") ||
       !json.at("step").is_number_integer()) {
     return std::nullopt;
@@ -128,11 +129,11 @@ std::string metrics_line(const StepMetrics& metrics) {
   if (metrics.eval_interrupted) {
     line[kEvalInterrupted] = true;
   }
-  return line.dump();
+  return base::strict_json_text(line);
 }
 
 bool lacks_evaluation(const std::string& line) {
-  const auto json = nlohmann::json::parse(line, nullptr, false);
+  const auto json = base::try_parse_json(line);
   return json.is_object() && json.value(kEvalInterrupted, false);
 }
 
@@ -140,13 +141,13 @@ std::string with_evaluation(
     const std::string& line,
     double eval_loss,
     std::optional<double> ema_eval_loss) {
-  auto json = nlohmann::ordered_json::parse(line);
+  auto json = base::parse_json<nlohmann::ordered_json>(line);
   json.erase(kEvalInterrupted);
   json["eval_loss"] = eval_loss;
   if (ema_eval_loss) {
     json["ema_eval_loss"] = *ema_eval_loss;
   }
-  return json.dump();
+  return base::strict_json_text(json);
 }
 
 void MetricsLog::check_writable(const std::string& path) {

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes {
@@ -88,7 +89,7 @@ std::string quorum_line(const QuorumEntry& entry) {
     line["state_bytes"] = quorum.state_bytes;
     line["state_ms"] = rounded(quorum.state_ms);
   }
-  return line.dump();
+  return base::strict_json_text(line);
 }
 
 QuorumHistory QuorumHistory::read(const std::string& path) {
@@ -96,7 +97,7 @@ QuorumHistory QuorumHistory::read(const std::string& path) {
   std::ifstream file(path);
   for (std::string text; std::getline(file, text);) {
     const bool is_complete = !file.eof();
-    const auto line = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto line = base::try_parse_json(text);
     try {
       history.entries.push_back(entry_of(line));
     } catch (const json::exception&) {

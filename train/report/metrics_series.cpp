@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/error/error.h"
 
 namespace weft::recipes {
@@ -78,7 +79,7 @@ class SeriesReader {
     if (text.empty()) {
       return;
     }
-    const auto line = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto line = base::try_parse_json(text);
     const auto step = line.is_object() ? whole_at(line, "step") : std::nullopt;
     if (!step || *step < 0) {
       skip(is_last && line.is_discarded());

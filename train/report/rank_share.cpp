@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"
 #include "train/metrics/write_file.h"
@@ -161,13 +162,13 @@ std::string to_json(const RankShares& shares) {
       {"total_elements", shares.total_elements},
       {"total_bytes", shares.total_bytes},
       {"parameters", parameters}};
-  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return base::json_text(json);
 }
 
 RankShares parse_rank_shares(const std::string& text) {
   RankShares shares;
   try {
-    const auto json = nlohmann::json::parse(text);
+    const auto json = base::parse_json(text);
     json.at("dims").get_to(shares.mesh_dims);
     json.at("shape").get_to(shares.mesh_shape);
     json.at("ranks").get_to(shares.ranks);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "mesh/error/error.h"
 #include "train/metrics/write_file.h"
 #include "train/report/assets.h"
@@ -37,7 +38,7 @@ void append_number(std::string& text, int64_t value) {
 ordered_json number_json(double value) {
   std::string text;
   append_number(text, value);
-  return ordered_json::parse(text);
+  return base::parse_json<ordered_json>(text);
 }
 
 // Appends `,"key":[1,2]`.
@@ -183,8 +184,7 @@ ordered_json indices_of(
 // strings alone.
 std::string for_script(const ordered_json& json) {
   std::string text;
-  for (const char c :
-       json.dump(-1, ' ', false, ordered_json::error_handler_t::replace)) {
+  for (const char c : base::json_text(json)) {
     if (c == '<') {
       text += "\\u003c";
     } else {
@@ -197,7 +197,7 @@ std::string for_script(const ordered_json& json) {
 ordered_json quorums_json(const std::vector<QuorumEntry>& quorums) {
   auto lines = ordered_json::array();
   for (const auto& entry : quorums) {
-    lines.push_back(ordered_json::parse(quorum_line(entry)));
+    lines.push_back(base::parse_json<ordered_json>(quorum_line(entry)));
   }
   return lines;
 }
@@ -219,7 +219,8 @@ void append_run(
        {"recipe", run.recipe},
        {"quorum", quorums_json(run.quorums)},
        {"layout",
-        run.layout ? ordered_json::parse(to_json(*run.layout)) : nullptr}});
+        run.layout ? base::parse_json<ordered_json>(to_json(*run.layout))
+                   : nullptr}});
   text.pop_back(); // the object's end
   append_curves(text, run.metrics);
   append_eval(text, run.metrics.evals);
@@ -284,9 +285,8 @@ std::string escape_html(const std::string& text) {
 
 // Valid UTF-8, whatever a folder's name is.
 std::string clean(const std::string& text) {
-  const auto quoted = ordered_json(text).dump(
-      -1, ' ', false, ordered_json::error_handler_t::replace);
-  return ordered_json::parse(quoted).get<std::string>();
+  const auto quoted = base::json_text(ordered_json(text));
+  return base::parse_json<ordered_json>(quoted).get<std::string>();
 }
 
 std::string title_of(std::span<const RunData> runs) {

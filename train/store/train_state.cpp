@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/files/error.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
@@ -33,7 +34,7 @@ LinksConfig links_from_json(const Json& planner) {
 template <class Read>
 auto parse(const std::string& text, const std::string& source, Read read) {
   try {
-    return read(Json::parse(text));
+    return read(base::parse_json<Json>(text));
   } catch (const nlohmann::json::exception& error) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
         "{}: the checkpoint was not written by weft train: {}. Its tensors can "
@@ -66,11 +67,11 @@ std::string to_json(const TrainState& state, const Recipe& recipe) {
   if (state.skipped_in_a_row > 0) {
     object["skipped_in_a_row"] = state.skipped_in_a_row;
   }
-  return object.dump();
+  return base::strict_json_text(object);
 }
 
 std::string to_json(const RunLayout& layout) {
-  return Json{
+  return base::strict_json_text(Json{
       {"mesh", layout.mesh},
       {"products", layout.products},
       {"planner",
@@ -78,8 +79,7 @@ std::string to_json(const RunLayout& layout) {
         {"links", links_to_json(layout.links)}}},
       {"buckets", layout.buckets},
       {"recipe", layout.recipe},
-      {"metrics_line", layout.metrics_line}}
-      .dump();
+      {"metrics_line", layout.metrics_line}});
 }
 
 TrainState parse_train_state(
@@ -114,9 +114,9 @@ std::vector<BucketNames> gather_bucket_names(
     const BucketNames& own) {
   std::vector<BucketNames> result;
   if (!own.empty()) {
-    for (const auto& text :
-         mesh::all_gather_text(tp, Json(own).dump(), "bucket layout")) {
-      result.push_back(Json::parse(text));
+    for (const auto& text : mesh::all_gather_text(
+             tp, base::strict_json_text(Json(own)), "bucket layout")) {
+      result.push_back(base::parse_json<Json>(text));
     }
   }
   return result;

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/parameter_info.h"
 
@@ -62,11 +63,12 @@ std::string details_of(c10::ArrayRef<const c10::IValue> inputs) {
   if (shapes.empty()) {
     return "";
   }
-  return parameter.empty() ? fmt::format(R"({{"inputs":"{}"}})", shapes)
-                           : fmt::format(
-                                 R"({{"inputs":"{}","parameter":{}}})",
-                                 shapes,
-                                 nlohmann::json(parameter).dump());
+  return parameter.empty()
+             ? fmt::format(R"({{"inputs":"{}"}})", shapes)
+             : fmt::format(
+                   R"({{"inputs":"{}","parameter":{}}})",
+                   shapes,
+                   base::strict_json_text(nlohmann::json(parameter)));
 }
 
 std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& op) {

@@ -13,14 +13,15 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::recipes {
 namespace {
 
 using nlohmann::ordered_json;
 
 std::string json_text(const std::string& text) {
-  return ordered_json(text).dump(
-      -1, ' ', false, ordered_json::error_handler_t::replace);
+  return base::json_text(ordered_json(text));
 }
 
 std::string traced_host() {
@@ -76,20 +77,19 @@ std::string span_line(const TraceEvent& event, int64_t rank) {
 std::string collective_details(
     const std::string& group,
     const mesh::FlightRecorderEntry& entry) {
-  return ordered_json({{"group", group},
-                       {"sequence", entry.sequence},
-                       {"what", entry.name},
-                       {"bytes", entry.bytes},
-                       {"shape", entry.shape},
-                       {"dtype", c10::toString(entry.dtype)}})
-      .dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return base::json_text(ordered_json(
+      {{"group", group},
+       {"sequence", entry.sequence},
+       {"what", entry.name},
+       {"bytes", entry.bytes},
+       {"shape", entry.shape},
+       {"dtype", c10::toString(entry.dtype)}}));
 }
 
 std::string file_text(
     const ordered_json& header,
     const std::vector<std::string>& lines) {
-  std::string text =
-      header.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  std::string text = base::json_text(header);
   text.back() = ','; // the object goes on
   text += "\"traceEvents\":[\n";
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -109,7 +109,7 @@ std::optional<TraceText> read_trace(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
   std::getline(file, line);
-  const auto header = ordered_json::parse(line + "]}", nullptr, false);
+  const auto header = base::try_parse_json<ordered_json>(line + "]}");
   if (!header.is_object() || !header.contains("otherData")) {
     return std::nullopt;
   }
@@ -131,11 +131,11 @@ std::optional<TraceText> read_trace(const std::string& path) {
 
 void shift(std::vector<std::string>& lines, int64_t by_ns) {
   for (auto& line : lines) {
-    auto event = ordered_json::parse(line);
+    auto event = base::parse_json<ordered_json>(line);
     if (event.contains("ts")) {
       event["ts"] =
           event["ts"].get<double>() + static_cast<double>(by_ns) * 1e-3;
-      line = event.dump();
+      line = base::strict_json_text(event);
     }
   }
 }
