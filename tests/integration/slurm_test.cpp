@@ -125,7 +125,7 @@ class SlurmTest : public ProcessTest {
       ASSERT_LT(std::chrono::steady_clock::now(), end)
           << state_of(job) << "\n"
           << read_text(folder_ / "job.txt");
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }
 
@@ -184,8 +184,18 @@ TEST_F(SlurmTest, ARequeuedJobGoesOnWhereItWasBitForBit) {
       wait_until(job, [&] { return state_of(job) == "PENDING"; }));
   const auto before = metrics("run").size();
   EXPECT_LT(before, 30);
-  // Slurm would wait two minutes.
-  slurm_->ask({"scontrol", "update", "jobid=" + job, "starttime=now"});
+  // Slurm would wait two minutes. It sets that time when the last task has
+  // ended, which can be after the job is pending.
+  ASSERT_NO_FATAL_FAILURE(wait_until(job, [&] {
+    if (state_of(job) != "PENDING") {
+      return true;
+    }
+    try {
+      slurm_->ask({"scontrol", "update", "jobid=" + job, "starttime=now"});
+    } catch (const std::runtime_error&) { // It has started since.
+    }
+    return false;
+  }));
   ASSERT_NO_FATAL_FAILURE(
       wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
   const auto said = read_text(folder_ / "job.txt");
