@@ -1,14 +1,14 @@
 // The precompiled header of the library, its programs and its tests: what many
 // sources include, and what each of them would otherwise instantiate again.
 //
-// With -fpch-instantiate-templates, clang keeps in a precompiled header the
-// templates that the headers have used until its end. It leaves virtual members
-// of class templates to the end of each source, which so takes 1.4 s longer:
-// libtorch's modules alone have a hundred of them. A local class is the
-// exception: its virtual members, inherited ones among them, count as used at
-// once (Sema::MarkVTableUsed in clang). Therefore each class below is the base
-// of a local one. None of these functions is called or gets into an object
-// file. GCC's precompiled header keeps no instantiations.
+// With -fpch-instantiate-templates, clang instantiates in a precompiled header
+// the templates that the headers use. Virtual members of class templates are
+// the exception: they count as used at the end of each source, which then
+// instantiates a hundred of libtorch's in 1.4 s. Those of a local class count
+// as used at once, inherited ones too (Sema::MarkVTableUsed in clang).
+// Therefore each class below is the base of a local class. None of these
+// functions is called, and none gets into an object file. GCC's precompiled
+// header keeps no instantiations.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,29 +17,27 @@
 #ifdef __clang__
 namespace weft::precompiled {
 
-template <class... Bases>
-void use_virtual_members() {
-  (
-      [] {
-        struct Local : Bases {
-          explicit Local(const Bases& other) : Bases(other) {}
-        };
-        static_cast<void>(sizeof(Local));
-      }(),
-      ...);
+template <class Base>
+void use_virtual_members_of() {
+  struct Local : Base {
+    explicit Local(const Base& other) : Base(other) {}
+  };
+  static_cast<void>(sizeof(Local));
 }
 
-template <class... Types>
-void use_virtual_members_of_jit_types() {
-  (
-      [] {
-        struct Local : Types {
-          Local() : Types(nullptr) {}
-          std::string str() const override { return {}; }
-        };
-        static_cast<void>(sizeof(Local));
-      }(),
-      ...);
+template <class... Bases>
+void use_virtual_members() {
+  (use_virtual_members_of<Bases>(), ...);
+}
+
+// These cannot be copied, and have a pure virtual member.
+template <class Type>
+void use_virtual_members_of_jit_type() {
+  struct Local : Type {
+    Local() : Type(nullptr) {}
+    std::string str() const override { return {}; }
+  };
+  static_cast<void>(sizeof(Local));
 }
 
 template <c10::TypeKind Kind, class Type>
@@ -119,10 +117,13 @@ inline void use_libtorch() {
       jit::StringsAttr,
       jit::TensorsAttr,
       jit::TypesAttr>();
-  use_virtual_members_of_jit_types<
-      JitType<c10::TypeKind::AwaitType, c10::AwaitType>,
-      JitType<c10::TypeKind::FutureType, c10::FutureType>,
-      JitType<c10::TypeKind::ListType, c10::ListType>,
+  use_virtual_members_of_jit_type<
+      JitType<c10::TypeKind::AwaitType, c10::AwaitType>>();
+  use_virtual_members_of_jit_type<
+      JitType<c10::TypeKind::FutureType, c10::FutureType>>();
+  use_virtual_members_of_jit_type<
+      JitType<c10::TypeKind::ListType, c10::ListType>>();
+  use_virtual_members_of_jit_type<
       JitType<c10::TypeKind::RRefType, c10::RRefType>>();
 }
 

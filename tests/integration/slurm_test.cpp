@@ -59,6 +59,12 @@ class SlurmTest : public ProcessTest {
     return losses(metrics("expected"));
   }
 
+  /// The losses of short_run(), which runs once for all tests.
+  const std::vector<double>& expected_of_short_run() const {
+    static const auto same = expected(short_run("expected"));
+    return same;
+  }
+
   Process srun(
       const Words& options,
       const Words& command,
@@ -133,7 +139,7 @@ class SlurmTest : public ProcessTest {
 };
 
 TEST_F(SlurmTest, SrunsTasksTrainLikeWeftrunsWorkers) {
-  const auto same = expected(short_run("expected"));
+  const auto& same = expected_of_short_run();
   ASSERT_EQ(same.size(), 6);
   auto one = srun({"--nodes=1", "--ntasks=4"}, short_run("one"));
   EXPECT_EQ(one.wait(), 0) << one.error();
@@ -154,14 +160,14 @@ TEST_F(SlurmTest, SrunsTasksTrainLikeWeftrunsWorkers) {
 }
 
 TEST_F(SlurmTest, WeftrunIsATaskOfSrun) {
-  const auto same = expected(short_run("expected"));
+  const auto& same = expected_of_short_run();
   auto run = srun({"--ntasks=1"}, launched(4, short_run("run")));
   EXPECT_EQ(run.wait(), 0) << run.error();
   EXPECT_EQ(losses(metrics("run")), same);
 }
 
 TEST_F(SlurmTest, ABatchScriptTrainsTheSame) {
-  const auto same = expected(short_run("expected"));
+  const auto& same = expected_of_short_run();
   const auto job = sbatch({"--nodes=1"}, short_run("run"));
   ASSERT_NO_FATAL_FAILURE(
       wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
