@@ -5,7 +5,8 @@ Rank 0 serves the store's socket and writes to store.log who calls: `friend` for
 rank 1, `stranger` for anybody else. Rank 1 steps: it sends 1 KiB through the gate
 and awaits it, every few milliseconds, and every tenth time opens another
 connection. It writes steps.log: when, seconds, and N for a new connection or F
-if it failed. Both end when there is a file `end`.
+if it failed. Rank 1 ends when there is a file `end`, and rank 0, which answers it
+until then, after it.
 """
 
 import os
@@ -43,7 +44,7 @@ def serve(log):
     listener = socket.socket(fileno=int(os.environ["WEFT_MASTER_FD"]))
     listener.listen(1000)
     listener.settimeout(0.05)
-    while not (FOLDER / "end").exists():
+    while not (FOLDER / "left").exists():
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -84,6 +85,7 @@ def step(log):
                 kind = "F"
         log.write(f"{began} {time.monotonic() - began} {kind}\n")
         time.sleep(0.004)
+    (FOLDER / "left").touch()
 
 
 rank = int(os.environ["RANK"])
