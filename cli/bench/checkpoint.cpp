@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/saver.h"
 #include "checkpoint/store/store.h"

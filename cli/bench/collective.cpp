@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/bench/measure.h"
 #include "mesh/agreement.h" // c10d::Store, whole
 #include "mesh/bootstrap/rendezvous.h"

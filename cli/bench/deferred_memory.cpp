@@ -1,9 +1,9 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/bench/measure.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/tensor/dtensor.h"

@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <cmath>
@@ -9,6 +8,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/bench/measure.h"
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/error/error.h"

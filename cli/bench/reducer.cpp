@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <cmath>
@@ -6,6 +5,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/bench/measure.h"
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/world.h"

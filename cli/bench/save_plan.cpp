@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/save/rank_report.h"

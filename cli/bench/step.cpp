@@ -1,4 +1,3 @@
-#include "base/json_text.h"
 #include "cli/bench/benches.h"
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "cli/bench/measure.h"
 #include "data/batch_loader.h"
 #include "dtensor/init/deferred_init.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_text.h"
+#include "base/read_file.h"
 #include "mesh/error/error.h"
 #include "train/setup/load_recipe.h"
 
@@ -72,9 +72,7 @@ void read_trace(const std::string& path, MeasuredRun& run) {
   }
   std::set<std::string> steps;
   try {
-    std::ifstream file(path, std::ios::binary);
-    const std::string text(std::istreambuf_iterator<char>(file), {});
-    const auto trace = base::parse_json(text);
+    const auto trace = base::parse_json(base::read_file(path).value_or(""));
     for (const auto& event : trace.at("traceEvents")) {
       read_event(event, run, steps);
     }

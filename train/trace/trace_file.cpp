@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string json_text(const std::string& text) {
+std::string quoted_name(const std::string& text) {
   return base::json_text(ordered_json(text));
 }
 
@@ -43,7 +43,7 @@ named(const char* what, int64_t rank, int64_t track, const std::string& name) {
       what,
       rank,
       track,
-      json_text(name));
+      quoted_name(name));
 }
 
 std::string
@@ -62,7 +62,7 @@ std::string span_line(const TraceEvent& event, int64_t rank) {
   return fmt::format(
       R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},)"
       R"("ts":{}.{:03},"dur":{}.{:03}{}{}}})",
-      json_text(event.name),
+      quoted_name(event.name),
       event.category,
       rank,
       event.track,
