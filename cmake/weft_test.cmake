@@ -1,18 +1,19 @@
 # weft_add_test(<module> SOURCES ... DEPS ... [NO_TORCH] [STARTS_PROCESSES]
-#               [ALONE regex...] [WAITS regex...]): one binary
+#               [BY_FOLDER] [ALONE regex...] [WAITS regex...]): one binary
 #               build/bin/<module>_test per module.
 # Every suite is an entry of ctest, whose tests share a process
-# (scripts/run_suite.sh); a test Suite.Name that matches an ALONE has a process
-# and an entry of its own. Ranks are threads of that process
-# (tests/support/run_ranks.h). Suites that start processes start first (COST) and
-# run beside other suites, but not beside each other. Suites that match a WAITS
-# use little processor time: they run beside any other, and count half as much
-# (PROCESSORS) of what scripts/test.sh runs at once. The same holds for tests that
-# add_test() adds: those that compute have PROCESSORS 2.
+# (scripts/run_suite.sh). With BY_FOLDER, all suites of a folder of sources are one
+# entry: a start of libtorch takes longer than most suites. A test Suite.Name that
+# matches an ALONE has a process and an entry of its own. Ranks are threads of that
+# process (tests/support/run_ranks.h). Suites that start processes start first
+# (COST) and run beside other suites, but not beside each other. Suites that match a
+# WAITS use little processor time: each is an entry that runs beside any other, and
+# counts half as much (PROCESSORS) of what scripts/test.sh runs at once. The same
+# holds for tests that add_test() adds: those that compute have PROCESSORS 2.
 set(WEFT_STARTS_PROCESSES RESOURCE_LOCK processes COST 100 PROCESSORS 2)
 function(weft_add_test module)
   cmake_parse_arguments(
-    ARG "NO_TORCH;STARTS_PROCESSES" "" "SOURCES;DEPS;ALONE;WAITS" ${ARGN})
+    ARG "NO_TORCH;STARTS_PROCESSES;BY_FOLDER" "" "SOURCES;DEPS;ALONE;WAITS" ${ARGN})
   add_executable(${module}_test ${ARG_SOURCES})
   target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${module}_test
@@ -31,11 +32,12 @@ function(weft_add_test module)
   endif()
   list(JOIN properties " " properties)
   weft_discover_suites(
-    ${module}_test ${module} "${properties}" "${ARG_ALONE}" "${ARG_WAITS}")
+    ${module}_test ${module} "${properties}" "${ARG_BY_FOLDER}" "${ARG_ALONE}"
+    "${ARG_WAITS}")
 endfunction()
 
 # The entries of a binary are found when ctest runs: see discover_suites.cmake.
-function(weft_discover_suites binary module properties alone waits)
+function(weft_discover_suites binary module properties by_folder alone waits)
   list(JOIN alone "|" alone)
   list(JOIN waits "|" waits)
   set(definition ${CMAKE_CURRENT_BINARY_DIR}/${module}_suites.cmake)
@@ -44,6 +46,7 @@ function(weft_discover_suites binary module properties alone waits)
   file(GENERATE OUTPUT ${definition} CONTENT
 "set(WEFT_BINARY \"$<TARGET_FILE:${binary}>\")
 set(WEFT_MODULE \"${module}\")
+set(WEFT_BY_FOLDER \"${by_folder}\")
 set(WEFT_ALONE [==[${alone}]==])
 set(WEFT_WAITS [==[${waits}]==])
 set(WEFT_PROPERTIES [==[TIMEOUT 1500 SKIP_RETURN_CODE 77 LABELS ${module} ${properties} ENVIRONMENT \"OMP_NUM_THREADS=1\"]==])

@@ -35,9 +35,9 @@ check_calls() {
   forbid "raw collectives belong in mesh/" \
     '(->|\.)(_?(allreduce|allgather|alltoall)\w*|\w+_single|_reduce_scatter_base)\(' \
     '^mesh/' "${LIBRARIES[@]}"
-  forbid "c10d belongs in mesh/, its stores in elastic/ too, and its NCCL in cuda/" \
+  forbid "c10d belongs in mesh/, its stores in elastic/ and testkit/ too, its NCCL in cuda/" \
     '#include <torch/csrc/distributed/c10d/' \
-    '^((mesh|cuda|elastic)/|testkit/run_ranks\.cpp)' "${LIBRARIES[@]}"
+    '^((mesh|cuda|elastic)/|testkit/rank_store\.h)' "${LIBRARIES[@]}"
   forbid "read the environment in mesh/bootstrap/env.cpp" \
     '\b(secure_)?getenv\(' '^mesh/bootstrap/env\.cpp' "${LIBRARIES[@]}"
   forbid "ranks may be threads of one process: no thread_local" \

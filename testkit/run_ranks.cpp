@@ -8,7 +8,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include "testkit/rank_store.h"
 
 namespace weft {
 
@@ -37,7 +37,7 @@ std::string message_of(const std::exception_ptr& cause) {
 class Run {
  public:
   Run(int n, const mesh::WorldOptions& options) {
-    auto store = c10::make_intrusive<c10d::HashStore>();
+    auto store = c10::make_intrusive<RankStore>();
     store->setTimeout(options.timeout);
     for (int rank = 0; rank < n; ++rank) {
       ranks_.push_back(

@@ -5,11 +5,65 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <thread>
+#include <utility>
 
 #include "mesh/error/error.h"
 #include "mesh/error/resource_limits.h"
 
 namespace weft::mesh {
+
+/// A thread that runs one function after the other. It ends after the function
+/// that it runs when this object is gone.
+class Cancellation::Thread {
+ public:
+  Thread() {
+    std::thread([queue = queue_] { queue->run(); }).detach();
+  }
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  ~Thread() { queue_->put(nullptr); }
+
+  void run(std::function<void()> body) { queue_->put(std::move(body)); }
+
+ private:
+  /// Belongs to the thread too, which may outlive the object.
+  class Queue {
+   public:
+    void put(std::function<void()> body) {
+      {
+        const std::lock_guard lock(mutex_);
+        bodies_.push_back(std::move(body));
+      }
+      changed_.notify_one();
+    }
+    /// Runs what is put until that is nullptr.
+    void run() {
+      while (const auto body = take()) {
+        body();
+      }
+    }
+
+   private:
+    std::function<void()> take() {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !bodies_.empty(); });
+      auto body = std::move(bodies_.front());
+      bodies_.pop_front();
+      return body;
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> bodies_;
+  };
+
+  std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+};
+
+Cancellation::State::State() = default;
+Cancellation::State::~State() = default;
 
 Cancellation::Cancellation() : state_(std::make_shared<State>()) {
   state_->event = base::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -44,10 +98,25 @@ void Cancellation::check() const {
   }
 }
 
-void Cancellation::wait_until(const std::function<bool()>& is_done) const {
+void Cancellation::run_until(
+    const std::function<bool()>& is_done,
+    std::function<void()> body) const {
+  check();
   std::unique_lock lock(state_->mutex);
+  auto thread = std::exchange(state_->idle, nullptr);
+  if (!thread) {
+    thread = std::make_unique<Thread>();
+  }
+  thread->run([state = state_, body = std::move(body)] {
+    body();
+    const std::lock_guard guard(state->mutex);
+    state->changed.notify_all();
+  });
   state_->changed.wait(
       lock, [&] { return is_done() || !state_->reason.empty(); });
+  if (is_done() && !state_->idle) {
+    state_->idle = std::move(thread);
+  }
 }
 
 } // namespace weft::mesh

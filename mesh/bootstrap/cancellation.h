@@ -1,12 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -35,19 +35,15 @@ class Cancellation {
   /// Throws: what `body` throws; CommError after cancel().
   template <class Body>
   auto run(Body body) const {
-    check();
-    std::packaged_task<std::invoke_result_t<Body>()> task(std::move(body));
-    auto result = task.get_future();
-    std::thread([state = state_, task = std::move(task)]() mutable {
-      task();
-      const std::lock_guard lock(state->mutex);
-      state->changed.notify_all();
-    }).detach();
-    const auto is_ready = [&] {
+    const auto task =
+        std::make_shared<std::packaged_task<std::invoke_result_t<Body>()>>(
+            std::move(body));
+    auto result = task->get_future();
+    const auto is_ready = [&result] {
       return result.wait_for(std::chrono::seconds(0)) ==
              std::future_status::ready;
     };
-    wait_until(is_ready);
+    run_until(is_ready, [task] { (*task)(); });
     if (!is_ready()) {
       check();
     }
@@ -55,14 +51,22 @@ class Cancellation {
   }
 
  private:
+  class Thread;
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
     std::string reason;
     base::UniqueFd event;
+    /// The thread of the last run(), for the next one.
+    std::unique_ptr<Thread> idle;
+
+    State();
+    ~State();
   };
-  /// Blocks until `is_done` or cancel().
-  void wait_until(const std::function<bool()>& is_done) const;
+  /// Runs `body` on another thread; blocks until `is_done` or cancel().
+  void run_until(
+      const std::function<bool()>& is_done,
+      std::function<void()> body) const;
 
   std::shared_ptr<State> state_;
 };
