@@ -51,7 +51,28 @@ class InferenceTest : public ProcessTest {
     return dp * tp == 1 ? words : launched(dp * tp, words);
   }
 
-  void train_it() const { expect_success({WEFT_WEFT, "train", "uneven.yaml"}); }
+  static void SetUpTestSuite() {
+    std::string name = fs::temp_directory_path() / "weft_trained_XXXXXX";
+    trained_ = mkdtemp(name.data());
+  }
+  static void TearDownTestSuite() {
+    std::error_code ignored;
+    fs::remove_all(trained_, ignored);
+  }
+
+  /// Trains four steps, or copies what another test trained.
+  void train_it() const {
+    const auto kept = trained_ / "outputs";
+    const auto own = folder_ / "outputs";
+    const bool is_first = !fs::exists(kept);
+    if (is_first) {
+      expect_success({WEFT_WEFT, "train", "uneven.yaml"});
+    }
+    fs::copy(
+        is_first ? own : kept,
+        is_first ? kept : own,
+        fs::copy_options::recursive);
+  }
 
   /// What a command prints with --json.
   ordered_json json_of(const std::string& command, int dp, int tp, Words more)
@@ -117,6 +138,8 @@ class InferenceTest : public ProcessTest {
     std::sort(names.begin(), names.end());
     return names;
   }
+
+  static inline fs::path trained_;
 };
 
 // ---- eval -------------------------------------------------------------------
