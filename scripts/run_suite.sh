@@ -42,7 +42,7 @@ trap end_child INT TERM HUP
 # Ends the child if it begins no other test within the limit.
 watch() {
   local begun=-1 now since=$SECONDS
-  while sleep 1; do
+  while sleep "$((limit < 40 ? 1 : limit / 40))"; do
     now=$(grep -c '\[ RUN      \]' "$log")
     ((now == begun)) || { begun=$now since=$SECONDS; }
     if ((SECONDS - since >= limit)); then

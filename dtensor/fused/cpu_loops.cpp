@@ -157,15 +157,13 @@ WEFT_INLINE float larger(float a, float b) {
 // ---- SwiGLU -----------------------------------------------------------------
 
 // e^x within 2 units in the last place: 2^n times a polynomial of what is left.
-// What would be subnormal is 0: some processors take 100 ns to compute such a
-// number, and the scores that a query does not see are all of that kind.
-// Source: Moshier, Cephes (expf).
-WEFT_INLINE float exp_of(float x) {
-  constexpr float kSmallest = -87.3365F; // the logarithm of 2^-126
-  const bool is_zero = x < kSmallest;
+// What would be subnormal is 2^-126: some processors take 100 ns to compute
+// such a number. Source: Moshier, Cephes (expf).
+constexpr float kLogOfSmallest = -87.3365F; // of 2^-126
+WEFT_INLINE float normal_exp_of(float x) {
   // Beyond 105 the result is infinity; NaN stays.
   x = x > 105.0F ? 105.0F : x;
-  x = is_zero ? kSmallest : x;
+  x = x < kLogOfSmallest ? kLogOfSmallest : x;
   constexpr float kRound = 12582912.0F; // 1.5 * 2^23: its last bits are n
   const float shifted = x * 1.44269504088896341F + kRound;
   const float n = shifted - kRound;
@@ -180,15 +178,21 @@ WEFT_INLINE float exp_of(float x) {
   // In two factors, each of which is a float.
   const int32_t whole = std::bit_cast<int32_t>(shifted) - 0x4B400000;
   const int32_t part = whole >> 1;
-  const float result = p * std::bit_cast<float>((part + 127) << 23) *
-                       std::bit_cast<float>((whole - part + 127) << 23);
-  return is_zero ? 0.0F : result;
+  return p * std::bit_cast<float>((part + 127) << 23) *
+         std::bit_cast<float>((whole - part + 127) << 23);
 }
 
-WEFT_INLINE double exp_of(double x) {
+WEFT_INLINE double normal_exp_of(double x) {
   return std::exp(x);
 }
 
+// e^x, but 0 for what would be subnormal: all scores that a query does not see
+// are of that kind.
+WEFT_INLINE float exp_of(float x) {
+  return x < kLogOfSmallest ? 0.0F : normal_exp_of(x);
+}
+
+// The smallest normal number and 0 are the same beside 1.
 template <class T>
 WEFT_INLINE void
 swiglu(const SwigluLoop<T>& loop, int64_t first, int64_t last) {
@@ -205,7 +209,7 @@ swiglu(const SwigluLoop<T>& loop, int64_t first, int64_t last) {
       Number* y = outputs.to_write(target, size);
       WEFT_VECTORS
       for (int64_t i = 0; i < kBlock; ++i) {
-        y[i] = g[i] / (1 + exp_of(-g[i])) * u[i];
+        y[i] = g[i] / (1 + normal_exp_of(-g[i])) * u[i];
       }
       outputs.write(target, size);
     });
@@ -232,7 +236,7 @@ swiglu(const SwigluBackwardLoop<T>& loop, int64_t first, int64_t last) {
       Number* du = up_grads.to_write(up_target, size);
       WEFT_VECTORS
       for (int64_t i = 0; i < kBlock; ++i) {
-        const Number sigmoid = 1 / (1 + exp_of(-g[i]));
+        const Number sigmoid = 1 / (1 + normal_exp_of(-g[i]));
         du[i] = d[i] * (g[i] * sigmoid);
         dg[i] = d[i] * u[i] * (sigmoid * (1 + g[i] * (1 - sigmoid)));
       }
