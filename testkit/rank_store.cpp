@@ -47,10 +47,6 @@ std::vector<RankStore::Value> RankStore::multiGet(const Keys& keys) {
   return HashStore::multiGet(keys);
 }
 
-void RankStore::wait(const Keys& keys) {
-  wait(keys, timeout_);
-}
-
 void RankStore::wait(
     const Keys& keys,
     const std::chrono::milliseconds& timeout) {

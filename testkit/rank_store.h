@@ -30,7 +30,7 @@ class RankStore final : public c10d::HashStore {
 
   Value get(const std::string& key) override;
   std::vector<Value> multiGet(const Keys& keys) override;
-  void wait(const Keys& keys) override;
+  using HashStore::wait;
   void wait(const Keys& keys, const std::chrono::milliseconds& timeout)
       override;
 

@@ -62,9 +62,6 @@ class Cancellation::Thread {
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
-Cancellation::State::State() = default;
-Cancellation::State::~State() = default;
-
 Cancellation::Cancellation() : state_(std::make_shared<State>()) {
   state_->event = base::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state_->event) {
@@ -105,7 +102,7 @@ void Cancellation::run_until(
   std::unique_lock lock(state_->mutex);
   auto thread = std::exchange(state_->idle, nullptr);
   if (!thread) {
-    thread = std::make_unique<Thread>();
+    thread = std::make_shared<Thread>();
   }
   thread->run([state = state_, body = std::move(body)] {
     body();

@@ -58,10 +58,7 @@ class Cancellation {
     std::string reason;
     base::UniqueFd event;
     /// The thread of the last run(), for the next one.
-    std::unique_ptr<Thread> idle;
-
-    State();
-    ~State();
+    std::shared_ptr<Thread> idle;
   };
   /// Runs `body` on another thread; blocks until `is_done` or cancel().
   void run_until(

@@ -71,11 +71,11 @@ class ElasticRecipeTest : public ProcessTest {
       const {
     constexpr size_t kMore = 10;
     const auto limit = std::chrono::steady_clock::now() + seconds(60);
-    const auto before = metrics(output).size();
+    const auto before = metrics_so_far(output).size();
     while (true) {
       ASSERT_FALSE(run.wait(seconds(0))) << run.error();
       ASSERT_LT(std::chrono::steady_clock::now(), limit) << run.error();
-      const auto lines = metrics(output);
+      const auto lines = metrics_so_far(output);
       if (lines.size() > before + kMore &&
           lines.back().at("groups") == groups) {
         return;

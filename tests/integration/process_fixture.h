@@ -99,14 +99,14 @@ class ProcessTest : public ::testing::Test {
     std::ofstream(folder_ / name, std::ios::binary) << text;
   }
 
-  /// The lines that are there, also while the run writes the next one.
   Metrics metrics(const std::string& run = "outputs/tiny") const {
-    Metrics result;
+    return parse_metrics(metrics_text(run));
+  }
+
+  /// The metrics of a run that may be writing the next line.
+  Metrics metrics_so_far(const std::string& run) const {
     const auto text = metrics_text(run);
-    for (const auto& line : lines_of(text.substr(0, text.rfind('\n') + 1))) {
-      result.push_back(nlohmann::ordered_json::parse(line));
-    }
-    return result;
+    return parse_metrics(text.substr(0, text.rfind('\n') + 1));
   }
 
   std::string metrics_text(const std::string& run = "outputs/tiny") const {
@@ -128,6 +128,15 @@ class ProcessTest : public ::testing::Test {
   }
 
   fs::path folder_;
+
+ private:
+  static Metrics parse_metrics(const std::string& text) {
+    Metrics result;
+    for (const auto& line : lines_of(text)) {
+      result.push_back(nlohmann::ordered_json::parse(line));
+    }
+    return result;
+  }
 };
 
 } // namespace weft::test

@@ -14,7 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Puts what it waits for there, key by key, while this thread waits.
 TEST(RankStore, WakesWhoHasAllKeysThatItWaitsFor) {
   const auto store = c10::make_intrusive<RankStore>();
   auto one =
