@@ -1,7 +1,9 @@
 // The fused ops of dtensor/fused on a GPU: each reads and writes its tensors
 // once, where libtorch's kernels would take two to a dozen passes over memory.
 
+#include <cassert>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "cuda/kernel_launch.h"
@@ -169,6 +171,146 @@ bool takes_packs(const Rotary& call, int64_t count) {
   return fits;
 }
 
+// --- cross entropy ----------------------------------------------------------
+
+/// The maximum of some numbers x, and the sum of exp(x - maximum).
+template <class Number>
+struct Exponentials {
+  Number maximum;
+  Number sum;
+};
+
+template <class Number>
+constexpr Number kLowest = std::numeric_limits<Number>::lowest();
+template <class Number>
+constexpr Number kInfinity = std::numeric_limits<Number>::infinity();
+
+/// What is subtracted from the numbers. If all are -inf, it is not -inf, so
+/// that their exponentials are 0.
+template <class Number>
+__device__ Number finite(Number maximum) {
+  return maximum < kLowest<Number> ? kLowest<Number> : maximum;
+}
+
+template <class Number>
+__device__ Exponentials<Number> together(
+    const Exponentials<Number>& a,
+    const Exponentials<Number>& b) {
+  const Number maximum = a.maximum < b.maximum ? b.maximum : a.maximum;
+  const Number shift = finite(maximum);
+  return {
+      maximum,
+      a.sum * std::exp(a.maximum - shift) +
+          b.sum * std::exp(b.maximum - shift)};
+}
+
+template <class T, int kCount>
+__device__ Exponentials<typename Rounded<T>::Sum> exponentials_of(
+    const Pack<T, kCount>& pack) {
+  using Number = typename Rounded<T>::Sum;
+  Number maximum = Rounded<T>::widen(pack.values[0]);
+#pragma unroll
+  for (int k = 1; k < kCount; ++k) {
+    const Number x = Rounded<T>::widen(pack.values[k]);
+    maximum = maximum < x ? x : maximum;
+  }
+  const Number shift = finite(maximum);
+  Number sum = 0;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    sum += std::exp(Rounded<T>::widen(pack.values[k]) - shift);
+  }
+  return {maximum, sum};
+}
+
+/// The column of the row's target, outside of the columns if it is ignored.
+__device__ inline int64_t target_column(const ClassRows& call, int64_t row) {
+  const int64_t target = call.target[row];
+  if (target == call.ignore_index) {
+    return -1;
+  }
+  assert(target >= 0 && target < call.classes && "target is not a class");
+  return target - call.first_class;
+}
+
+/// A block computes a row.
+template <class T, int kCount>
+__global__ void class_statistics_kernel(
+    typename Rounded<T>::Sum* statistics,
+    ClassRows call) {
+  using Number = typename Rounded<T>::Sum;
+  __shared__ Exponentials<Number> of_threads[kThreads];
+  for (int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
+    const T* x = static_cast<const T*>(call.logits) + row * call.stride;
+    Exponentials<Number> own{-kInfinity<Number>, 0};
+    for (int64_t i = threadIdx.x; i < call.columns / kCount; i += blockDim.x) {
+      own = together(own, exponentials_of(read<T, kCount>(x + i * kCount)));
+    }
+    of_threads[threadIdx.x] = own;
+    for (unsigned n = blockDim.x / 2; n > 0; n /= 2) {
+      __syncthreads();
+      if (threadIdx.x < n) {
+        of_threads[threadIdx.x] =
+            together(of_threads[threadIdx.x], of_threads[threadIdx.x + n]);
+      }
+    }
+    if (threadIdx.x == 0) {
+      const int64_t column = target_column(call, row);
+      const bool is_here = column >= 0 && column < call.columns;
+      statistics[row] = of_threads[0].maximum;
+      statistics[call.rows + row] = of_threads[0].sum;
+      statistics[2 * call.rows + row] =
+          is_here ? Rounded<T>::widen(x[column]) : Number(0);
+    }
+    __syncthreads();
+  }
+}
+
+template <class T, int kCount>
+__global__ void
+class_gradient_kernel(T* grad, ClassRows call, ClassGradients gradients) {
+  using Number = typename Rounded<T>::Sum;
+  const auto* log_sum = static_cast<const Number*>(gradients.log_sum);
+  const auto* loss = static_cast<const Number*>(gradients.loss);
+  const auto* of_log_sum = static_cast<const Number*>(gradients.of_log_sum);
+  for (int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
+    const T* x = static_cast<const T*>(call.logits) + row * call.stride;
+    T* y = grad + row * call.columns;
+    const bool is_ignored = call.target[row] == call.ignore_index;
+    const int64_t column = target_column(call, row);
+    const Number d = is_ignored ? Number(0) : loss[row * gradients.loss_stride];
+    const Number scale = of_log_sum == nullptr ? d : d + of_log_sum[row];
+    const Number shift = log_sum[row];
+    for (int64_t i = threadIdx.x; i < call.columns / kCount; i += blockDim.x) {
+      const auto pack = read<T, kCount>(x + i * kCount);
+      Pack<T, kCount> result;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const Number softmax =
+            std::exp(Rounded<T>::widen(pack.values[k]) - shift);
+        const Number taken = i * kCount + k == column ? d : Number(0);
+        result.values[k] = Rounded<T>::narrow(softmax * scale - taken);
+      }
+      write(y + i * kCount, result);
+    }
+  }
+}
+
+/// Calls `run` like with_packs(), for rows of which each has whole packs.
+template <class Run>
+cudaError_t with_packs_of_rows(
+    const ClassRows& call,
+    const void* output,
+    Dtype dtype,
+    const Run& run) {
+  const bool aligned = is_aligned(call.logits) && is_aligned(output);
+  return with_packs(
+      dtype,
+      call.rows == 0 ? 0 : call.columns,
+      [&](int count) { return aligned && call.stride % count == 0; },
+      run);
+}
+
 } // namespace
 
 cudaError_t swiglu(
@@ -235,6 +377,44 @@ rotary_embedding(const Rotary& call, Dtype dtype, cudaStream_t stream) {
       [&](auto type, auto pack, int64_t packs) {
         using T = decltype(type);
         launch(rotary_kernel<T, pack.value>, packs, stream, call, packs);
+      });
+}
+
+cudaError_t class_statistics(
+    void* statistics,
+    const ClassRows& call,
+    Dtype dtype,
+    cudaStream_t stream) {
+  return with_packs_of_rows(
+      call, nullptr, dtype, [&](auto type, auto pack, int64_t packs) {
+        using T = decltype(type);
+        launch_rows(
+            class_statistics_kernel<T, pack.value>,
+            call.rows,
+            packs,
+            stream,
+            static_cast<typename Rounded<T>::Sum*>(statistics),
+            call);
+      });
+}
+
+cudaError_t class_gradient(
+    void* grad,
+    const ClassRows& call,
+    const ClassGradients& gradients,
+    Dtype dtype,
+    cudaStream_t stream) {
+  return with_packs_of_rows(
+      call, grad, dtype, [&](auto type, auto pack, int64_t packs) {
+        using T = decltype(type);
+        launch_rows(
+            class_gradient_kernel<T, pack.value>,
+            call.rows,
+            packs,
+            stream,
+            static_cast<T*>(grad),
+            call,
+            gradients);
       });
 }
 

@@ -26,10 +26,35 @@ void launch(
   const auto blocks = static_cast<unsigned>(
       std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
-#else // tests/cuda runs the kernels without a GPU, as one thread.
+#else // tests/cuda runs the kernels without a GPU.
   static_cast<void>(items);
   static_cast<void>(stream);
-  kernel(arguments...);
+  launch_on_host([&] { kernel(arguments...); });
+#endif
+}
+
+/// Runs `kernel` with one block for each of `rows`, of a power of two of
+/// threads that is about `items_of_row`.
+template <class... Parameters, class... Arguments>
+void launch_rows(
+    void (*kernel)(Parameters...),
+    int64_t rows,
+    int64_t items_of_row,
+    cudaStream_t stream,
+    Arguments... arguments) {
+#ifdef __CUDACC__
+  constexpr unsigned kWarp = 32;
+  unsigned threads = kWarp;
+  while (threads < kThreads && threads < items_of_row) {
+    threads *= 2;
+  }
+  const auto blocks = static_cast<unsigned>(std::min(rows, kMaxBlocks));
+  kernel<<<blocks, threads, 0, stream>>>(arguments...);
+#else
+  static_cast<void>(rows);
+  static_cast<void>(items_of_row);
+  static_cast<void>(stream);
+  launch_on_host([&] { kernel(arguments...); });
 #endif
 }
 

@@ -46,6 +46,32 @@ struct Rotary {
   bool transposed = false;
 };
 
+/// Some rows of logits [rows, columns], whose columns are the classes from
+/// `first_class` on, and the class of each row. A row has stride 1.
+struct ClassRows {
+  const void* logits = nullptr;
+  const int64_t* target = nullptr;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  /// The stride of the rows.
+  int64_t stride = 0;
+  int64_t first_class = 0;
+  /// The number of all classes.
+  int64_t classes = 0;
+  /// Rows with this target are ignored.
+  int64_t ignore_index = 0;
+};
+
+/// The gradients of what class_statistics() is for, per row.
+struct ClassGradients {
+  /// log(sum(exp(logits))) of all classes, dense.
+  const void* log_sum = nullptr;
+  const void* loss = nullptr;
+  int64_t loss_stride = 0;
+  /// That of log_sum itself, dense. May be null.
+  const void* of_log_sum = nullptr;
+};
+
 // Each returns what the launch returned.
 
 /// Fills the dense `data` of `box` with random numbers. See
@@ -93,5 +119,27 @@ cudaError_t swiglu_backward(
 /// position, backwards if `transposed`. See dtensor/fused/fused_ops.h.
 cudaError_t
 rotary_embedding(const Rotary& call, Dtype dtype, cudaStream_t stream);
+
+/// Computes, for each row, the maximum m of its logits, the sum of exp(x - m),
+/// and the logit of its target, which is 0 if that is not among the columns.
+/// A target that is neither a class nor ignored fails a device assertion.
+/// Shapes: statistics [3, rows], dense, of double for logits of double, else
+/// of float.
+cudaError_t class_statistics(
+    void* statistics,
+    const ClassRows& call,
+    Dtype dtype,
+    cudaStream_t stream);
+
+/// Computes grad[r, c] = exp(x[r, c] - log_sum[r]) * (loss[r] + of_log_sum[r])
+/// - (c is the target of r) * loss[r], with loss[r] = 0 for ignored rows. The
+/// numbers per row have the dtype of the statistics.
+/// Shapes: grad [rows, columns], dense, of `dtype`.
+cudaError_t class_gradient(
+    void* grad,
+    const ClassRows& call,
+    const ClassGradients& gradients,
+    Dtype dtype,
+    cudaStream_t stream);
 
 } // namespace weft::cuda

@@ -34,4 +34,17 @@ bool rotary_embedding(
   return false;
 }
 
+bool class_statistics(const at::Tensor&, const mesh::ClassLogits&) {
+  return false;
+}
+
+bool class_gradient(
+    const at::Tensor&,
+    const mesh::ClassLogits&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&) {
+  return false;
+}
+
 } // namespace weft::cuda

@@ -112,6 +112,8 @@ extern "C" const weft::mesh::DevicePlugin* weft_device_plugin() {
       .swiglu = cuda::swiglu,
       .swiglu_backward = cuda::swiglu_backward,
       .rotary_embedding = cuda::rotary_embedding,
+      .class_statistics = cuda::class_statistics,
+      .class_gradient = cuda::class_gradient,
   };
   return &kPlugin;
 }

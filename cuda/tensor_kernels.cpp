@@ -51,6 +51,26 @@ cudaStream_t stream_of(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index());
 }
 
+// What the kernels of the cross entropy read, where they can.
+std::optional<ClassRows> class_rows(const mesh::ClassLogits& part) {
+  const auto& [logits, target, first_class, classes, ignore_index] = part;
+  if (logits.dim() != 2 || logits.numel() == 0 || logits.stride(1) != 1 ||
+      target.scalar_type() != at::kLong || !target.is_contiguous() ||
+      target.device() != logits.device() || !kernel_dtype(logits) ||
+      !has_kernels(logits)) {
+    return std::nullopt;
+  }
+  return ClassRows{
+      .logits = logits.const_data_ptr(),
+      .target = target.const_data_ptr<int64_t>(),
+      .rows = logits.size(0),
+      .columns = logits.size(1),
+      .stride = logits.stride(0),
+      .first_class = first_class,
+      .classes = classes,
+      .ignore_index = ignore_index};
+}
+
 } // namespace
 
 bool reduce_rows(
@@ -179,6 +199,47 @@ bool rotary_embedding(
   call.transposed = transposed;
   const c10::cuda::CUDAGuard guard(x.device());
   C10_CUDA_CHECK(rotary_embedding(call, *dtype, stream_of(x)));
+  return true;
+}
+
+bool class_statistics(
+    const at::Tensor& statistics,
+    const mesh::ClassLogits& part) {
+  const auto call = class_rows(part);
+  if (!call || !statistics.is_contiguous()) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard guard(part.logits.device());
+  C10_CUDA_CHECK(class_statistics(
+      statistics.mutable_data_ptr(),
+      *call,
+      *kernel_dtype(part.logits),
+      stream_of(part.logits)));
+  return true;
+}
+
+bool class_gradient(
+    const at::Tensor& grad,
+    const mesh::ClassLogits& part,
+    const at::Tensor& log_sum,
+    const at::Tensor& loss_grad,
+    const at::Tensor& log_sum_grad) {
+  const auto call = class_rows(part);
+  if (!call || !grad.is_contiguous() || !log_sum.is_contiguous() ||
+      (log_sum_grad.defined() && !log_sum_grad.is_contiguous())) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard guard(part.logits.device());
+  C10_CUDA_CHECK(class_gradient(
+      grad.mutable_data_ptr(),
+      *call,
+      {.log_sum = log_sum.const_data_ptr(),
+       .loss = loss_grad.const_data_ptr(),
+       .loss_stride = loss_grad.stride(0),
+       .of_log_sum =
+           log_sum_grad.defined() ? log_sum_grad.const_data_ptr() : nullptr},
+      *kernel_dtype(part.logits),
+      stream_of(part.logits)));
   return true;
 }
 

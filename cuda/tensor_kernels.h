@@ -38,4 +38,17 @@ bool rotary_embedding(
     const at::Tensor& sin,
     bool transposed);
 
+/// Implements DevicePlugin::class_statistics.
+bool class_statistics(
+    const at::Tensor& statistics,
+    const mesh::ClassLogits& part);
+
+/// Implements DevicePlugin::class_gradient.
+bool class_gradient(
+    const at::Tensor& grad,
+    const mesh::ClassLogits& part,
+    const at::Tensor& log_sum,
+    const at::Tensor& loss_grad,
+    const at::Tensor& log_sum_grad);
+
 } // namespace weft::cuda

@@ -37,6 +37,8 @@ def read_flags():
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--compile", action="store_true")
+    # float32 weights and optimizer, products in bfloat16.
+    parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -176,13 +178,15 @@ def build(flags, mesh):
     return torch.compile(model) if flags.compile else model
 
 
-def train_step(model, optimizer, data, sharded):
+def train_step(model, optimizer, data, flags):
     def backward():
-        logits = model(data[:, :-1]).flatten(0, 1).float()
-        loss = F.cross_entropy(logits, data[:, 1:].reshape(-1))
+        with torch.autocast(
+                flags.device, torch.bfloat16, enabled=flags.autocast):
+            logits = model(data[:, :-1]).flatten(0, 1).float()
+            loss = F.cross_entropy(logits, data[:, 1:].reshape(-1))
         loss.backward()
         return loss
-    if sharded:
+    if flags.tp > 1:
         with tp.loss_parallel():
             loss = backward()
             if hasattr(loss, "full_tensor"):
@@ -229,7 +233,7 @@ def main():
                 generator=generator)
             data = data.to(flags.device)
             begin = time.perf_counter()
-            losses.append(train_step(model, optimizer, data, flags.tp > 1))
+            losses.append(train_step(model, optimizer, data, flags))
             seconds.append(time.perf_counter() - begin)
             if first_step is None:
                 first_step = time.time() - STARTED
@@ -254,7 +258,7 @@ def main():
         print(json.dumps({
             "peer": "pytorch", "torch": torch.__version__,
             "device": flags.device, "dtype": flags.dtype,
-            "dp": flags.dp, "tp": flags.tp,
+            "autocast": flags.autocast, "dp": flags.dp, "tp": flags.tp,
             "engine": "compile" if flags.compile else "ddp",
             "ms_per_step": round(ms, 2),
             "tokens_per_s": round(tokens / ms * 1e3),

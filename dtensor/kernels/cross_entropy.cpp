@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/kernels/cross_entropy.h"
+#include "dtensor/kernels/gpu_row_loss.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/row_loss.h"
 #include "dtensor/tensor/autograd.h"
@@ -93,6 +94,12 @@ struct LossInputs {
   bool needs_own = false;
   double z_loss = 0;
   int64_t reduction = at::Reduction::Mean;
+
+  /// libtorch's op also reduces. On a GPU it does not, where the rows have a
+  /// kernel of their own.
+  bool is_one_call() const {
+    return !needs_own && (!logits.is_cuda() || logits.numel() == 0);
+  }
 };
 
 // A tensor of options for whom nothing is to be undefined.
@@ -142,11 +149,14 @@ RowLosses losses_of_rows(const LossInputs& inputs) {
     check_targets(inputs.target, inputs.part.classes, inputs.part.ignore_index);
     return row_losses(inputs.logits, inputs.target, inputs.weight, inputs.part);
   }
+  if (auto fused = row_losses_on_gpu(
+          inputs.logits, inputs.target, inputs.weight, inputs.part)) {
+    return *std::move(fused);
+  }
   const auto loss = inputs.logits.numel() == 0
                         ? loss_without_rows(inputs)
                         : call_libtorch(inputs, at::Reduction::None);
-  const bool is_mean = inputs.reduction == at::Reduction::Mean;
-  return {loss, {}, is_mean ? counts_of(inputs, loss) : at::Tensor()};
+  return {.loss = loss, .log_sum = {}, .weight = {}};
 }
 
 // The loss of each row, or what is to be summed over all: the losses; for a
@@ -157,7 +167,9 @@ std::vector<at::Tensor> terms(const LossInputs& inputs) {
   const bool is_mean = inputs.reduction == at::Reduction::Mean;
   std::vector<at::Tensor> numbers{rows.loss};
   if (is_mean) {
-    numbers.push_back(rows.weight.to(rows.loss.scalar_type()));
+    const auto counts =
+        rows.weight.defined() ? rows.weight : counts_of(inputs, rows.loss);
+    numbers.push_back(counts.to(rows.loss.scalar_type()));
   }
   if (inputs.z_loss != 0) {
     auto z = rows.log_sum.square() * inputs.z_loss;
@@ -282,7 +294,7 @@ at::Tensor distributed_loss(
     return from_local_impl(
         terms(inputs)[0], rows, sizes, row_major_strides(sizes), kLossName);
   }
-  if (!rows.has_shard() && !inputs.needs_own && x.numel() != 0) {
+  if (!rows.has_shard() && inputs.is_one_call() && x.numel() != 0) {
     return from_local_impl(
         call_libtorch(inputs, options.reduction), rows, {}, {}, kLossName);
   }
@@ -317,7 +329,7 @@ at::Tensor plain_loss(
       .needs_own = options.z_loss != 0,
       .z_loss = options.z_loss,
       .reduction = options.reduction};
-  if (!inputs.needs_own) {
+  if (inputs.is_one_call()) {
     return call_libtorch(inputs, options.reduction);
   }
   const auto numbers = terms(inputs);

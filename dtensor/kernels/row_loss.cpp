@@ -1,9 +1,11 @@
 #include "dtensor/kernels/row_loss.h"
 
-#include <limits>
 #include <optional>
 
 #include <torch/torch.h>
+
+#include "dtensor/kernels/gpu_row_loss.h"
+#include "dtensor/kernels/row_statistics.h"
 
 // Note [Loss parallel]
 // ~~~~~~~~~~~~~~~~~~~~
@@ -31,14 +33,6 @@ at::Tensor precise(const at::Tensor& tensor) {
   return tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat));
 }
 
-// What is taken off rows of nothing but -inf, too: their exponentials are 0.
-at::Tensor finite(const at::Tensor& maximum) {
-  return maximum.clamp_min(
-      maximum.scalar_type() == at::kDouble
-          ? std::numeric_limits<double>::lowest()
-          : std::numeric_limits<float>::lowest());
-}
-
 // One number a class, shown beside logits of `ndim` dims.
 at::Tensor
 beside_classes(const at::Tensor& numbers, int64_t dim, int64_t ndim) {
@@ -46,52 +40,6 @@ beside_classes(const at::Tensor& numbers, int64_t dim, int64_t ndim) {
   sizes[dim] = numbers.numel();
   return numbers.view(sizes);
 }
-
-// `count` numbers a row, of which the first two are m and s, and `extra` ones
-// for all rows: what the ranks send each other, in one piece.
-struct Statistics {
-  at::Tensor buffer;
-  std::vector<int64_t> rows;
-  int64_t count;
-
-  Statistics(const at::Tensor& x, int64_t dim, int64_t numbers, int64_t extra)
-      : rows(x.sizes().vec()), count(numbers) {
-    rows.erase(rows.begin() + dim);
-    buffer = at::empty({count * row_count() + extra}, x.options());
-  }
-  int64_t row_count() const { return c10::multiply_integers(rows); }
-  at::Tensor operator[](int64_t i) const {
-    return buffer.narrow(0, i * row_count(), row_count()).view(rows);
-  }
-  at::Tensor extra() const { return buffer.select(0, count * row_count()); }
-
-  void set_exponentials(const at::Tensor& x, int64_t dim) {
-    if (x.size(dim) == 0) {
-      (*this)[0].fill_(-std::numeric_limits<double>::infinity());
-      (*this)[1].zero_();
-      return;
-    }
-    const auto maximum = x.amax(dim);
-    (*this)[0].copy_(maximum);
-    const auto shift = finite(maximum).unsqueeze(dim);
-    (*this)[1].copy_((x - shift).exp_().sum(dim));
-  }
-
-  // What all ranks of `group` know together.
-  void combine(mesh::Communicator& group) {
-    const int64_t n = row_count();
-    const auto all =
-        at::empty({group.size(), buffer.numel()}, buffer.options());
-    group.all_gather(all, buffer, "cross_entropy").wait();
-    const auto maxima = all.narrow(1, 0, n);
-    const auto maximum = maxima.amax(0);
-    all.narrow(1, n, n).mul_((maxima - finite(maximum)).exp_());
-    buffer = all.sum(0);
-    buffer.narrow(0, 0, n).copy_(maximum);
-  }
-
-  at::Tensor log_sum() const { return (*this)[1].log().add_((*this)[0]); }
-};
 
 // Where the targets lie among the classes that are here.
 struct TargetColumns {
@@ -123,16 +71,6 @@ struct TargetColumns {
     return columns.to(target.device()).take(target.clamp(0, part.classes - 1));
   }
 };
-
-void refuse_second_derivative(const variable_list& grads) {
-  for (const auto& grad : grads) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !grad.defined() || !grad.requires_grad(),
-        "[cross_entropy] second derivatives are not supported with a sharded "
-        "class dim or a z_loss. Redistribute the logits to Replicate first, "
-        "and leave the z_loss out.");
-  }
-}
 
 // exp(x - L) times one number a row.
 at::Tensor scaled_softmax(
@@ -241,14 +179,14 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
 
  private:
   // m, s, x_y, w_y if there are weights, sum w x with smoothing; W with both.
-  static Statistics collect(
+  static RowStatistics collect(
       const at::Tensor& x,
       const TargetColumns& at,
       const at::Tensor& weight,
       const ClassPart& part) {
     const bool weighted = weight.defined();
     const bool smoothed = part.label_smoothing != 0;
-    Statistics known(
+    RowStatistics known(
         x, part.dim, 3 + weighted + smoothed, weighted && smoothed);
     known.set_exponentials(x, part.dim);
     if (x.size(part.dim) == 0) {
@@ -291,7 +229,7 @@ struct ProbabilityLoss : torch::autograd::Function<ProbabilityLoss> {
     const auto x = precise(logits);
     const auto weight = class_weight.value_or(at::Tensor());
     const auto v = weights(x, target, weight, part.label_smoothing, part);
-    Statistics known(x, part.dim, 4, 0);
+    RowStatistics known(x, part.dim, 4, 0);
     known.set_exponentials(x, part.dim);
     known[2].copy_((x * v).sum(part.dim));
     known[3].copy_(v.sum(part.dim));
@@ -367,6 +305,9 @@ RowLosses row_losses(
     const at::Tensor& target,
     const at::Tensor& weight,
     const ClassPart& part) {
+  if (auto fused = row_losses_on_gpu(logits, target, weight, part)) {
+    return *std::move(fused);
+  }
   // Autograd asks an undefined tensor for its device.
   std::optional<at::Tensor> own_weight;
   if (weight.defined()) {

@@ -31,7 +31,8 @@ struct RowLosses {
   at::Tensor loss;
   /// log(sum(exp(logits))).
   at::Tensor log_sum;
-  /// The weight of the row in a mean. It has no gradient.
+  /// The weight of the row in a mean. It has no gradient. Undefined: 1, and 0
+  /// for ignored rows.
   at::Tensor weight;
 };
 

@@ -48,13 +48,24 @@ struct RandomFill {
   double scale = 1;
 };
 
+/// This rank's part of rows of logits [rows, columns], and the class of each
+/// row. See dtensor/kernels/gpu_row_loss.h.
+struct ClassLogits {
+  at::Tensor logits;
+  at::Tensor target;
+  /// The class of the first column, and the number of all classes.
+  int64_t first_class = 0;
+  int64_t classes = 0;
+  int64_t ignore_index = 0;
+};
+
 /// The interface of a device library (libweft_cuda.so), which exports a
 /// function kDevicePluginEntry that returns a pointer to it. See Note [Device
 /// library].
 struct DevicePlugin {
   /// The version of the interface. It is raised with every change of this
   /// struct or of a type in it.
-  static constexpr uint32_t kAbi = 2;
+  static constexpr uint32_t kAbi = 3;
 
   /// The first member in every version, of this size.
   uint32_t abi = 0;
@@ -118,6 +129,20 @@ struct DevicePlugin {
       const at::Tensor& cos,
       const at::Tensor& sin,
       bool transposed) = nullptr;
+  /// Computes three numbers per row, of float (double for logits of double):
+  /// the maximum m of the logits, the sum of exp(logits - m), and the logit of
+  /// the target, 0 if it is not here or ignored. Shape: statistics [3 * rows].
+  bool (*class_statistics)(
+      const at::Tensor& statistics,
+      const ClassLogits& part) = nullptr;
+  /// Computes the gradient of the logits from those of each row's loss and of
+  /// its log_sum, which may be undefined.
+  bool (*class_gradient)(
+      const at::Tensor& grad,
+      const ClassLogits& part,
+      const at::Tensor& log_sum,
+      const at::Tensor& loss_grad,
+      const at::Tensor& log_sum_grad) = nullptr;
 };
 
 constexpr const char* kDevicePluginEntry = "weft_device_plugin";

@@ -16,6 +16,7 @@
 #include "data/batch_loader.h"
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/init/deferred_init.h"
+#include "dtensor/kernels/cross_entropy.h"
 #include "dtensor/random/random.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -477,6 +478,72 @@ TEST_F(GpuTest, FusedOpsGiveTheCpusNumbers) {
           tolerance);
     }
   }
+}
+
+// The rows' targets, of which some are ignored.
+at::Tensor some_classes(int64_t rows, int64_t classes) {
+  auto target = at::arange(rows).mul(31).remainder(classes);
+  target.slice(0, 2, rows, 5).fill_(-100);
+  return target;
+}
+
+TEST_F(GpuTest, CrossEntropyGivesTheCpusNumbers) {
+  const std::vector<dtensor::CrossEntropyOptions> all_options{
+      {},
+      {.reduction = at::Reduction::Sum},
+      {.reduction = at::Reduction::None},
+      {.z_loss = 0.1},
+      {.reduction = at::Reduction::None, .z_loss = 0.1},
+      {.label_smoothing = 0.2},
+      {.label_smoothing = 0.2, .z_loss = 0.1}};
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const double tolerance = dtype == at::kDouble     ? 1e-12
+                             : dtype == at::kFloat    ? 1e-5
+                             : dtype == at::kBFloat16 ? 8e-3
+                                                      : 2e-3;
+    // Fewer than a warp's packs, odd ones, more than a block's.
+    for (const int64_t classes : {5, 64, 1001, 8192}) {
+      for (size_t i = 0; i < all_options.size(); ++i) {
+        const auto loss = [&](const auto& in) {
+          return dtensor::cross_entropy(
+              in[0],
+              some_classes(37, classes).to(in[0].device()),
+              all_options[i]);
+        };
+        const auto name = c10::str(dtype, " ", classes, " options ", i, ", ");
+        const auto logits = numbers({37, classes}, 0.1).mul(5).to(dtype);
+        expect_alike(name, {logits}, loss, tolerance);
+      }
+    }
+  }
+}
+
+TEST_F(GpuTest, CrossEntropyHasASecondDerivative) {
+  const auto second = [](const auto& in) {
+    const auto loss = dtensor::cross_entropy(
+        in[0],
+        some_classes(12, 33).to(in[0].device()),
+        {.reduction = at::Reduction::Sum});
+    return torch::autograd::grad(
+        {loss}, {in[0]}, {}, std::nullopt, /*create_graph=*/true)[0];
+  };
+  expect_alike("second", {numbers({12, 33}, 0.1).mul(3)}, second, 1e-5);
+}
+
+// Without copies in float: the probabilities alone would be four times it.
+TEST_F(GpuTest, CrossEntropyOfBFloat16TakesTheMemoryOfItsGradient) {
+  if (Gpu::is_cpu()) {
+    GTEST_SKIP() << "the CPU's is libtorch's";
+  }
+  const int64_t rows = 4096;
+  const int64_t classes = 32000;
+  auto logits = at::zeros({rows, classes}, on_gpu(at::kBFloat16));
+  logits.set_requires_grad(true);
+  const auto target = some_classes(rows, classes).to(device());
+  const double before = mesh::peak_device_mb(device()).value();
+  dtensor::cross_entropy(logits, target).backward();
+  const double gradient = rows * classes * 2 / 1e6;
+  EXPECT_LE(mesh::peak_device_mb(device()).value(), before + 1.1 * gradient);
 }
 
 TEST_F(GpuTest, MemoryIsCountedAndBatchesArriveWhole) {

@@ -1,6 +1,8 @@
 // The kernels, compiled for the CPU: their indices and arithmetic, without a
 // GPU. gpu_test.cpp asks a GPU for the same.
 
+#include <limits>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -236,6 +238,111 @@ TEST(HostKernels, RotaryEmbeddingIsTheCpus) {
           expect_rounded_alike(output, expected.detach(), "rotary");
         }
       }
+    }
+  }
+}
+
+// Rows of `columns` classes of 40, from class 10 on; every other row in memory.
+struct ClassCase {
+  at::ScalarType dtype;
+  int64_t columns;
+  at::Tensor logits = waves({10, columns}, 0.1, dtype).slice(0, 0, 10, 2);
+  // The first and last column, on other ranks before and after, ignored.
+  at::Tensor target = at::tensor({10L, 9 + columns, 9L, 10 + columns, -100L});
+  ClassRows call{
+      .logits = logits.const_data_ptr(),
+      .target = target.const_data_ptr<int64_t>(),
+      .rows = 5,
+      .columns = columns,
+      .stride = logits.stride(0),
+      .first_class = 10,
+      .classes = 40,
+      .ignore_index = -100};
+  at::ScalarType numbers = dtype == at::kDouble ? at::kDouble : at::kFloat;
+};
+
+std::vector<ClassCase> class_cases() {
+  std::vector<ClassCase> cases;
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const int64_t columns : {1, 7, 16, 24}) { // Whole packs, and not.
+      cases.push_back({.dtype = dtype, .columns = columns});
+    }
+  }
+  return cases;
+}
+
+TEST(HostKernels, ClassStatisticsAreThoseOfTheRows) {
+  for (const auto& one : class_cases()) {
+    const auto x = one.logits.to(at::kDouble);
+    const auto maximum = x.amax(1);
+    const auto actual = at::full({3, 5}, 99.0, one.numbers);
+    ASSERT_EQ(
+        class_statistics(
+            actual.mutable_data_ptr(),
+            one.call,
+            kernel_dtype(one.dtype),
+            nullptr),
+        cudaSuccess);
+    const auto expected = at::stack(
+        {maximum,
+         (x - maximum.unsqueeze(1)).exp().sum(1),
+         at::zeros({5}, at::kDouble)});
+    expected[2][0] = x[0][0];
+    expected[2][1] = x[1][one.columns - 1];
+    EXPECT_TRUE(at::allclose(actual.to(at::kDouble), expected, 1e-6, 1e-6))
+        << one.dtype << " " << one.columns << "\n"
+        << actual << expected;
+  }
+}
+
+TEST(HostKernels, RowsOfNothingButInfinitiesHaveExponentialsOfZero) {
+  ClassCase one{.dtype = at::kFloat, .columns = 16};
+  one.logits.fill_(-std::numeric_limits<float>::infinity());
+  one.logits[1][3] = 2;
+  const auto actual = at::full({3, 5}, 99.0);
+  ASSERT_EQ(
+      class_statistics(
+          actual.mutable_data_ptr(), one.call, Dtype::kFloat, nullptr),
+      cudaSuccess);
+  EXPECT_EQ(actual[1].sum().item<float>(), 1) << actual;
+  EXPECT_EQ(actual[0][1].item<float>(), 2);
+  EXPECT_EQ(
+      actual[0][0].item<float>(), -std::numeric_limits<float>::infinity());
+}
+
+TEST(HostKernels, ClassGradientIsThatOfTheLossAndOfLogSum) {
+  for (const auto& one : class_cases()) {
+    const auto x = one.logits.to(at::kDouble).set_requires_grad(true);
+    const auto log_sum = at::logsumexp(x, 1);
+    const auto picked = at::stack({x[0][0], x[1][one.columns - 1]});
+    const auto loss_grad = waves({5}, 0.2, one.numbers);
+    const auto log_sum_grad = waves({5}, 0.3, one.numbers);
+    const auto d = loss_grad.to(at::kDouble);
+    for (const bool has_both : {false, true}) {
+      auto total = (log_sum * d).narrow(0, 0, 4).sum() -
+                   (picked * d.narrow(0, 0, 2)).sum();
+      if (has_both) {
+        total = total + (log_sum * log_sum_grad).sum();
+      }
+      const auto expected =
+          torch::autograd::grad({total}, {x}, {}, /*retain_graph=*/true)[0];
+      const auto actual = at::full({5, one.columns}, 99.0, one.dtype);
+      const auto sums = log_sum.detach().to(one.numbers);
+      const ClassGradients gradients{
+          .log_sum = sums.const_data_ptr(),
+          .loss = loss_grad.const_data_ptr(),
+          .loss_stride = 1,
+          .of_log_sum = has_both ? log_sum_grad.const_data_ptr() : nullptr};
+      ASSERT_EQ(
+          class_gradient(
+              actual.mutable_data_ptr(),
+              one.call,
+              gradients,
+              kernel_dtype(one.dtype),
+              nullptr),
+          cudaSuccess);
+      expect_rounded_alike(
+          actual, expected.to(one.dtype), std::to_string(one.columns));
     }
   }
 }
