@@ -49,6 +49,16 @@ void defer_to_rank_zero() {
   }
 }
 
+// The launcher sends a signal to all ranks, to rank 0 first. Before the first
+// step rank 0 ends at once, and another rank may miss it before its own signal
+// arrives. Then that signal ends this process, and rank 0 has said why.
+void defer_to_signal(const std::string& op, mesh::ExitCode code) {
+  constexpr std::chrono::milliseconds kLimit(500);
+  if (op == "train" && code == mesh::ExitCode::kPeerLost && rank() != "0") {
+    await_stop_signal(kLimit);
+  }
+}
+
 /// What the ranks that train have agreed on, with the same words.
 bool is_said_by_rank_zero(const std::string& op, mesh::ExitCode code) {
   return op == "train" && (code == mesh::ExitCode::kPreempted ||
@@ -65,6 +75,7 @@ int report_failure(
   if (code == mesh::ExitCode::kUsage) {
     defer_to_rank_zero();
   }
+  defer_to_signal(op, code);
   if (is_said_by_rank_zero(op, code) && rank() != "0") {
     return static_cast<int>(code);
   }

@@ -9,6 +9,7 @@
 #include <climits>
 #include <cstring>
 #include <string_view>
+#include <thread>
 
 #include "base/error_report.h"
 #include "base/safe_writer.h"
@@ -124,6 +125,12 @@ void set_run_phase(RunPhase phase) {
     }
     pthread_sigmask(SIG_BLOCK, &more, nullptr);
     end_process(signal, /*has_line=*/stop_state.rank == 0);
+  }
+}
+
+void await_stop_signal(std::chrono::milliseconds limit) {
+  if (stop_state.is_handled && stop_state.phase != RunPhase::kTraining) {
+    std::this_thread::sleep_for(limit);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -35,6 +36,9 @@ void handle_stop_signals(int64_t rank, const std::string& error_file);
 /// Sets the phase, which is kStarting at first. On kSaved, a recorded signal
 /// ends the process.
 void set_run_phase(RunPhase phase);
+
+/// Waits until `limit` for a signal, if it ends the process in this phase.
+void await_stop_signal(std::chrono::milliseconds limit);
 
 /// Returns true if one of the signals has arrived.
 bool is_stop_requested();

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -146,6 +147,32 @@ TEST_F(PreemptMomentsTest, ARankThatWaitsForOthersDoesNotWaitForTheTimeout) {
   run.send(SIGTERM);
   EXPECT_EQ(run.wait(kSoon), 143);
   EXPECT_EQ(run.error(), "");
+}
+
+// Whether a process of this network has a connection to `port`.
+bool is_connected_to(int port) {
+  const auto remote = fmt::format(":{:04X} 01 ", port);
+  return read_text("/proc/net/tcp").find(remote) != std::string::npos ||
+         read_text("/proc/net/tcp6").find(remote) != std::string::npos;
+}
+
+// A launcher signals rank 0 first, which ends at once.
+TEST_F(PreemptMomentsTest, ARankWhoseSignalComesAfterRankZerosEndSaysNothing) {
+  const int port = free_port();
+  const auto words = endless(3, 1, "run", {"train.global_batch_size=6"});
+  Process zero(words, folder_, rank_variables(0, 3, port));
+  Process one(words, folder_, rank_variables(1, 3, port)); // none is rank 2
+  ASSERT_NO_FATAL_FAILURE(wait_for_handler(one, one.pid(), SIGTERM));
+  while (!is_connected_to(port)) {
+    ASSERT_FALSE(one.wait(seconds(0))) << one.error();
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  zero.send(SIGTERM);
+  EXPECT_EQ(zero.wait(kSoon), 143) << zero.error();
+  std::this_thread::sleep_for(milliseconds(150));
+  one.send(SIGTERM);
+  EXPECT_EQ(one.wait(kSoon), 143);
+  EXPECT_EQ(one.error(), "");
 }
 
 TEST_F(PreemptMomentsTest, OneRankThatEndsBeforeTheFirstStepEndsAll) {
