@@ -1,4 +1,5 @@
 #include "base/usable_cores.h"
+#include "tests/support/temp_folder.h"
 
 #include <filesystem>
 #include <fstream>
@@ -18,19 +19,14 @@ namespace fs = std::filesystem;
 /// A folder in place of "/".
 class UsableCores : public ::testing::Test {
  protected:
-  UsableCores() {
-    std::string name = ::testing::TempDir() + "weft_cores_XXXXXX";
-    root_ = mkdtemp(name.data());
-  }
-  ~UsableCores() override { fs::remove_all(root_); }
-
   void write(const std::string& path, const std::string& text) const {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
   double quota() const { return base::current_core_share(root_).quota; }
 
-  fs::path root_;
+  test::TempFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 /// What `count` says where this thread keeps to one core.

@@ -11,6 +11,7 @@
 #include "checkpoint/format/manifest.h"
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -31,7 +32,7 @@ class Compare : public ::testing::Test {
         scratch_.path() / std::to_string(count_++), tensors, options);
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
   std::string state_ = R"({"seed": 1, "rng": {"a": [1, 2]}})";
   int count_ = 0;
 };

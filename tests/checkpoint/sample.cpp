@@ -76,19 +76,6 @@ bool piece_of(
 
 } // namespace
 
-ScratchFolder::ScratchFolder() {
-  auto name = (fs::path(::testing::TempDir()) / "weft-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr) {
-    throw std::runtime_error("mkdtemp " + name);
-  }
-  path_ = name;
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 Tensors sample_tensors(uint64_t seed) {
   std::mt19937_64 rng(seed);
   Tensors tensors;

@@ -12,21 +12,6 @@
 
 namespace weft::test {
 
-/// A folder of the test's own below the system's temporary one; deleted with
-/// all it holds when it goes.
-class ScratchFolder {
- public:
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// How many ranks a sample's tensors are split for: rows x columns, unevenly

@@ -11,34 +11,28 @@
 #include <gtest/gtest.h>
 
 #include "config/recipe.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::recipes {
 
-/// A folder that goes with its test.
+/// A test::TempFolder whose paths are text, as those of recipes are.
 class TempFolder {
  public:
-  TempFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "weft_recipes_XXXXXX");
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
   /// Writes a file and the folders it needs; gives its path.
   std::string write(const std::string& name, std::string_view text) const {
-    const auto path = path_ / name;
+    const auto path = folder_ / name;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << text;
     return path;
   }
 
-  std::string operator/(const std::string& name) const { return path_ / name; }
-  std::string path() const { return path_; }
+  std::string operator/(const std::string& name) const {
+    return folder_ / name;
+  }
+  std::string path() const { return folder_.path(); }
 
  private:
-  std::filesystem::path path_;
+  test::TempFolder folder_;
 };
 
 inline std::string read_text(const std::string& path) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/integration/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -31,17 +32,11 @@ eval: {every: 0, batches: 1}
 class DeviceTest : public ::testing::Test {
  protected:
   DeviceTest() {
-    std::string name = fs::temp_directory_path() / "weft_device_XXXXXX";
-    folder_ = mkdtemp(name.data());
     std::ofstream text(folder_ / "corpus.txt");
     for (int i = 0; i < 3000; ++i) {
       text << "line " << i * 7919 % 1000 << " of a text\n";
     }
     std::ofstream(folder_ / "tiny.yaml") << kCudaRecipe;
-  }
-  ~DeviceTest() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
   }
 
   /// What `weft train tiny.yaml` says in the end, having exited with 2.
@@ -61,7 +56,8 @@ class DeviceTest : public ::testing::Test {
         .append(".so");
   }
 
-  fs::path folder_;
+  TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 TEST_F(DeviceTest, CudaWithoutTheLibraryIsRefused) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/integration/process_fixture.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -51,18 +53,12 @@ class InferenceTest : public ProcessTest {
     return dp * tp == 1 ? words : launched(dp * tp, words);
   }
 
-  static void SetUpTestSuite() {
-    std::string name = fs::temp_directory_path() / "weft_trained_XXXXXX";
-    trained_ = mkdtemp(name.data());
-  }
-  static void TearDownTestSuite() {
-    std::error_code ignored;
-    fs::remove_all(trained_, ignored);
-  }
+  static void SetUpTestSuite() { trained_ = std::make_unique<TempFolder>(); }
+  static void TearDownTestSuite() { trained_.reset(); }
 
   /// Trains four steps, or copies what another test trained.
   void train_it() const {
-    const auto kept = trained_ / "outputs";
+    const auto kept = *trained_ / "outputs";
     const auto own = folder_ / "outputs";
     if (fs::exists(kept)) {
       fs::copy(kept, own, fs::copy_options::recursive);
@@ -137,7 +133,7 @@ class InferenceTest : public ProcessTest {
     return names;
   }
 
-  static inline fs::path trained_;
+  static inline std::unique_ptr<TempFolder> trained_;
 };
 
 // ---- eval -------------------------------------------------------------------

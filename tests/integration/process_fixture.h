@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/integration/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 
@@ -80,8 +81,6 @@ inline std::vector<double> losses(const Metrics& metrics) {
 class ProcessTest : public ::testing::Test {
  protected:
   ProcessTest() {
-    std::string name = fs::temp_directory_path() / "weft_process_XXXXXX";
-    folder_ = mkdtemp(name.data());
     std::string text;
     for (int i = 0; i < 2000; ++i) {
       text += "int value_" + std::to_string(i * 7919 % 1000) + " = " +
@@ -89,10 +88,6 @@ class ProcessTest : public ::testing::Test {
     }
     write("corpus.txt", text);
     write("tiny.yaml", kRecipe);
-  }
-  ~ProcessTest() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
   }
 
   void write(const std::string& name, const std::string& text) const {
@@ -127,7 +122,8 @@ class ProcessTest : public ::testing::Test {
     EXPECT_EQ(run.error(), "");
   }
 
-  fs::path folder_;
+  TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 
  private:
   static Metrics parse_metrics(const std::string& text) {

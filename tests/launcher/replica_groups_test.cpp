@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -46,7 +47,7 @@ TEST(ReplicaGroups, AreJobsOfTheirOwn) {
 }
 
 TEST(ReplicaGroups, OneThatFailsIsRestartedAlone) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string logs = folder / "logs";
   const std::string again = folder / "again";
   // Group 0 runs until group 1 has started again.
@@ -120,7 +121,7 @@ TEST(ReplicaGroups, OneThatCannotComeBackIsLeftOut) {
 }
 
 TEST(ReplicaGroups, ARestartThatCannotStartIsAFailureOfItsGroup) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const auto program = folder / "program";
   std::ofstream(program)
       << "#!/bin/bash\n"

@@ -197,17 +197,4 @@ bool gone_within(pid_t pid, std::chrono::milliseconds limit) {
   return false;
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string name = ::testing::TempDir() + "weft_launcher_XXXXXX";
-  if (mkdtemp(name.data()) == nullptr) {
-    throw std::runtime_error("mkdtemp " + name);
-  }
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 } // namespace weft::launcher

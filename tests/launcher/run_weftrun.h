@@ -67,18 +67,4 @@ std::string read_file(const std::filesystem::path& path);
 /// Whether the process does not run (a zombie does not) within `limit`.
 bool gone_within(pid_t pid, std::chrono::milliseconds limit);
 
-/// A folder that goes with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  std::filesystem::path operator/(const std::string& name) const {
-    return path_ / name;
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 } // namespace weft::launcher

@@ -16,6 +16,7 @@
 #include "launcher/process/error.h"
 #include "launcher/process/master_socket.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -107,7 +108,7 @@ TEST(Weftrun, PassesTheProgramsArgumentsOn) {
 }
 
 TEST(Weftrun, PassesBytesThroughUnchanged) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string path = folder / "bytes";
   WeftrunProcess make(
       shell(1, "head -c 3000000 /dev/urandom > '" + path + "'"));
@@ -208,7 +209,7 @@ TEST(Weftrun, UsageErrorsAreExitCodeTwo) {
 }
 
 TEST(Weftrun, AProgramThatCannotStartIsNamed) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string path = folder / "odd";
   WeftrunProcess make(
       shell(1, "echo data > '" + path + "'; chmod +x '" + path + "'"));
@@ -303,7 +304,7 @@ TEST(Weftrun, AReaderThatLeavesDoesNotEndTheRun) {
 
 TEST(Weftrun, ClosedStandardStreamsAreNoTrouble) {
   const std::string weftrun = WEFT_WEFTRUN;
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(shell(
       1,
       "'" + weftrun + "' --log-dir '" + folder.path().string() +

@@ -7,6 +7,7 @@
 
 #include "tests/checkpoint/sample.h"
 #include "tests/integration/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -62,7 +63,7 @@ class CheckpointCommand : public ::testing::Test {
     write_file(file, bytes);
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 TEST_F(CheckpointCommand, LsListsTheNewestFirstAndMarksLatest) {

@@ -14,6 +14,7 @@
 #include "checkpoint/store/store.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/integration/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 
@@ -94,7 +95,7 @@ class WeftCheckpoint : public ::testing::Test {
     return found;
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 } // namespace weft::test

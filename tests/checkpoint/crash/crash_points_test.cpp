@@ -14,6 +14,7 @@
 
 #include "tests/checkpoint/sample.h"
 #include "tests/integration/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -49,7 +50,7 @@ class CrashPoints : public ::testing::Test {
         {"async", is_async}};
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
   int count_ = 0;
 };
 

@@ -8,6 +8,7 @@
 
 #include "checkpoint/verify.h"
 #include "tests/checkpoint/damage/killed_worker.h"
+#include "tests/support/temp_folder.h"
 
 // Damage of every kind, one after the other: verify() and load() find each.
 namespace weft::checkpoint {
@@ -46,7 +47,7 @@ class Corruption : public ::testing::Test {
         count.by_load);
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 test::Tensors with_large_matrix(uint64_t seed) {

@@ -9,6 +9,7 @@
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -65,7 +66,7 @@ class Damages : public ::testing::Test {
     return is_loaded;
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
   fs::path sound_;
   fs::path other_;
   fs::path damaged_;

@@ -16,6 +16,7 @@
 #include "mesh/error/error.h"
 #include "tests/checkpoint/damage/killed_worker.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 // Changes by someone who makes the hashes right again, as a tool that knows the
 // format would, or one who wants to deceive.
@@ -137,7 +138,7 @@ class Tampering : public ::testing::Test {
     return options;
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 void erase_key(Json& header) {

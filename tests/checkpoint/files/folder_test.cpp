@@ -15,6 +15,7 @@
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -38,7 +39,7 @@ class Folders : public ::testing::Test {
     return message_of_thrown<CheckpointError>([&] { folder.open_file(name); });
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 TEST_F(Folders, FileComesBack) {

@@ -11,6 +11,7 @@
 #include "checkpoint/format/tensor_header.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -57,7 +58,7 @@ TEST(HostileHeader, WhatIsSoundIsRead) {
 }
 
 TEST(HostileHeader, LengthsThatCannotBe) {
-  const test::ScratchFolder scratch;
+  const test::TempFolder scratch;
   const auto folder = Folder::open(scratch.path());
   const auto read = [&](uint64_t length, size_t file_bytes) {
     std::string bytes(std::max<size_t>(file_bytes, 8), ' ');

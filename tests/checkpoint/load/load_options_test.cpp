@@ -17,6 +17,7 @@
 #include "checkpoint/save/saver.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -24,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using dtensor::StateDict;
 using test::message_of_thrown;
-using test::ScratchFolder;
+using test::TempFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -43,7 +44,7 @@ class LoadWith : public ::testing::Test {
     return save(scratch_.path(), dicts, {.step = step, .sync = false});
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 TEST(KeyPatterns, MatchPartByPart) {

@@ -18,6 +18,7 @@
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -29,7 +30,7 @@ using dtensor::StateDict;
 using test::message_of_thrown;
 using test::RankContext;
 using test::run_ranks;
-using test::ScratchFolder;
+using test::TempFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -43,7 +44,7 @@ at::Tensor rising(at::IntArrayRef sizes, double start) {
 
 class LoadTogether : public ::testing::Test {
  protected:
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 StateDicts repeated_state(const mesh::DeviceMesh& mesh, bool with_values) {

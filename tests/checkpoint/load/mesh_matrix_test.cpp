@@ -18,6 +18,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -205,7 +206,7 @@ Hashes hashes_of(const StateDicts& dicts) {
 
 class MeshMatrix : public ::testing::TestWithParam<Grid2d> {
  protected:
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 TEST_P(MeshMatrix, EveryTensorHasTheSameHashOnEveryMesh) {

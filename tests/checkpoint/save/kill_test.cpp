@@ -24,6 +24,7 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "mesh/error/error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -73,8 +74,8 @@ bool is_saving(const fs::path& folder) {
 }
 
 TEST(KilledSaves, WhatIsCommittedAlwaysLoads) {
-  std::string name = fs::temp_directory_path() / "weft_kill_XXXXXX";
-  const fs::path folder = mkdtemp(name.data());
+  const test::TempFolder temp;
+  const auto& folder = temp.path();
   std::mt19937 random(20261121);
   // A save takes some 3 ms; these land all over one or the next.
   std::uniform_int_distribution<int> microseconds(0, 5'000);
@@ -112,15 +113,14 @@ TEST(KilledSaves, WhatIsCommittedAlwaysLoads) {
   for (const auto& step : list_steps(folder)) {
     EXPECT_THAT(verify(step.path), ::testing::IsEmpty());
   }
-  fs::remove_all(folder);
 }
 
 // Another process keeps the newest step only, and saves the next one at once.
 TEST(ReadersAndWriters, AStepIsReadWholeOrSaidToBeGone) {
   constexpr int kReads = 300;
   constexpr size_t kSteps = 10; // others are deleted meanwhile
-  std::string name = fs::temp_directory_path() / "weft_read_XXXXXX";
-  const fs::path folder = mkdtemp(name.data());
+  const test::TempFolder temp;
+  const auto& folder = temp.path();
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -159,7 +159,6 @@ TEST(ReadersAndWriters, AStepIsReadWholeOrSaidToBeGone) {
   EXPECT_TRUE(WIFSIGNALED(status)) << "the writer failed";
   std::cout << read << " reads of " << seen.size() << " steps; " << gone
             << " were gone\n";
-  fs::remove_all(folder);
 }
 
 } // namespace

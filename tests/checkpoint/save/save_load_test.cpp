@@ -28,6 +28,7 @@
 #include "mesh/error/error.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 #include "tp/parallelize_module.h"
 #include "tp/style.h"
 
@@ -46,13 +47,8 @@ using ::testing::HasSubstr;
 
 class SaveLoad : public ::testing::Test {
  protected:
-  SaveLoad() {
-    std::string name = fs::temp_directory_path() / "weft_save_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~SaveLoad() override { fs::remove_all(folder_); }
-
-  fs::path folder_;
+  test::TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 struct Layout {

@@ -19,6 +19,7 @@
 #include "mesh/rank_tree.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -39,12 +40,6 @@ constexpr int64_t kRows = 12;
 
 class Savers : public ::testing::Test {
  protected:
-  Savers() {
-    std::string name = fs::temp_directory_path() / "weft_saver_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~Savers() override { fs::remove_all(folder_); }
-
   std::vector<int64_t> steps() const {
     std::vector<int64_t> numbers;
     for (const auto& step : list_steps(folder_)) {
@@ -60,7 +55,8 @@ class Savers : public ::testing::Test {
     }
   }
 
-  fs::path folder_;
+  test::TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 // Every tensor is full of `value`.

@@ -18,6 +18,7 @@
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 #include "tp/parallelize_module.h"
 #include "tp/style.h"
 
@@ -389,7 +390,7 @@ TEST(StateDictOf, ADividedOptimizerIsOneOfThem) {
 
 // From a run on four ranks through files to one plain model on one rank.
 TEST(StateDictOf, WhatIsSavedLoadsIntoWhatIsGot) {
-  test::ScratchFolder scratch;
+  test::TempFolder scratch;
   run_ranks(4, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     const auto model = cut_model(mesh, 9);

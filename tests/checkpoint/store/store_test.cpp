@@ -16,6 +16,7 @@
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -50,7 +51,7 @@ class Store : public ::testing::Test {
     return names;
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
   fs::path checkpoints_ = scratch_.path() / "run" / "checkpoints";
 };
 

@@ -17,6 +17,7 @@
 #include "mesh/error/error.h"
 #include "tests/checkpoint/sample.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -46,13 +47,13 @@ class TensorFile : public ::testing::Test {
         data};
   }
 
-  test::ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 class EveryGrid : public ::testing::TestWithParam<std::pair<int, int>> {};
 
 TEST_P(EveryGrid, ComesBackBitForBit) {
-  const test::ScratchFolder scratch;
+  const test::TempFolder scratch;
   const auto tensors = test::sample_tensors(7);
   SampleOptions options;
   options.grid = {GetParam().first, GetParam().second};
@@ -78,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_F(TensorFile, EveryDtypeComesBack) {
-  const test::ScratchFolder scratch;
+  const test::TempFolder scratch;
   test::Tensors tensors;
   for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
     const auto dtype = static_cast<at::ScalarType>(i);
@@ -114,7 +115,7 @@ TEST_F(TensorFile, UnknownDtypeIsRefused) {
 }
 
 TEST_F(TensorFile, ManyTensorsOfManySizes) {
-  const test::ScratchFolder scratch;
+  const test::TempFolder scratch;
   test::Tensors tensors;
   for (int64_t i = 0; i < 1500; ++i) {
     tensors["t" + std::to_string(i)] =

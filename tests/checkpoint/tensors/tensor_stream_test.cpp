@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/checkpoint/sample.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -47,7 +48,7 @@ TEST(Runs, VisitEveryElementOnceInOrder) {
 
 // However the bytes come, the file is that of write_tensor_file().
 TEST(TensorStream, WritesTheSameFile) {
-  const ScratchFolder scratch;
+  const test::TempFolder scratch;
   const auto folder = checkpoint::Folder::open(scratch.path());
   std::vector<checkpoint::FileTensor> whole;
   std::vector<checkpoint::StreamedTensor> streamed;

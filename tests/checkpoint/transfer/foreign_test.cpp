@@ -21,6 +21,7 @@
 #include "tests/checkpoint/transfer/exchange_state.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -103,7 +104,7 @@ TEST_P(WrittenByPyTorch, LoadsOnMeshes) {
 }
 
 TEST_P(WrittenByPyTorch, BecomesACheckpoint) {
-  const ScratchFolder scratch;
+  const test::TempFolder scratch;
   checkpoint::ImportOptions options;
   options.step = 12;
   options.sync = false;
@@ -196,7 +197,7 @@ class SafetensorsManifest : public ::testing::Test {
     return message_of_thrown<mesh::UsageError>([&] { describe(); });
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
 };
 
 constexpr const char* kFirst = "shard-00001-model-00001-of-00001.safetensors";

@@ -20,6 +20,7 @@
 #include "tests/checkpoint/transfer/exchange_state.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::test {
 namespace {
@@ -102,7 +103,7 @@ class Reshard : public ::testing::Test {
     return message_of_thrown<Error>([&] { cut(from, name, mesh); });
   }
 
-  ScratchFolder scratch_;
+  test::TempFolder scratch_;
   std::vector<ExchangeTensor> tensors_ = exchange_tensors(WEFT_ORACLE);
 };
 

@@ -16,6 +16,7 @@
 #include "tests/ddp/models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::ddp {
 namespace {
@@ -151,12 +152,6 @@ TEST(HookStateRows, ResumeAHookToTheBit) {
 
 class HookStateInCheckpoints : public ::testing::Test {
  protected:
-  HookStateInCheckpoints() {
-    std::string name = fs::temp_directory_path() / "weft_hook_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~HookStateInCheckpoints() override { fs::remove_all(folder_); }
-
   // What docs/ddp.md shows.
   void save(const RankContext& self, Training& training, int64_t step) {
     checkpoint::save(
@@ -177,7 +172,8 @@ class HookStateInCheckpoints : public ::testing::Test {
         checkpoint::load_part(folder, "comm_hook", mesh));
   }
 
-  fs::path folder_;
+  test::TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 std::vector<at::Tensor> copies_of(const torch::nn::Module& module) {

@@ -14,6 +14,7 @@
 #include "tests/ddp/zero/zero_cases.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::ddp {
 namespace {
@@ -225,13 +226,8 @@ TEST(ZeroMemory, HasNothingForRanksBeyondTheParameters) {
 
 class ZeroCheckpoint : public ::testing::Test {
  protected:
-  ZeroCheckpoint() {
-    std::string name = fs::temp_directory_path() / "weft_zero_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~ZeroCheckpoint() override { fs::remove_all(folder_); }
-
-  fs::path folder_;
+  test::TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 /// Parameters and an optimizer that may be plain.

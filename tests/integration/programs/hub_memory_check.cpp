@@ -21,6 +21,7 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
+#include "tests/support/temp_folder.h"
 #include "train/setup/initial_weights.h"
 #include "train/setup/load_recipe.h"
 #include "train/setup/train_job.h"
@@ -119,13 +120,13 @@ int check(int argc, char** argv) {
                          ? at::kFloat
                          : at::kBFloat16;
   const auto world = mesh::World::from_env();
-  std::string pattern = fs::temp_directory_path() / "weft_hub_XXXXXX";
+  const test::TempFolder own; // That of rank 0 is used.
   if (world.rank() == 0) {
-    pattern = ::mkdtemp(pattern.data());
-    write_model(pattern, model_of(dim, layers), dtype);
+    write_model(own.path(), model_of(dim, layers), dtype);
   }
   auto group = world.group();
-  const auto folder = mesh::all_gather_text(group, pattern, "folder").front();
+  const auto folder =
+      mesh::all_gather_text(group, own.path(), "folder").front();
   {
     // What starts at the first use of anything is not the model's.
     const auto small = folder + "/small";
@@ -138,9 +139,6 @@ int check(int argc, char** argv) {
   }
   const auto growth = measure(folder, world);
   group.barrier();
-  if (world.rank() == 0) {
-    fs::remove_all(folder);
-  }
   // Beside the parts: what threads and libraries touch meanwhile.
   constexpr int64_t kSlack = int64_t{4} << 20;
   const auto ratio = static_cast<double>(growth.peak - kSlack) /

@@ -13,6 +13,7 @@
 #include "launcher/options/worker_count.h"
 #include "launcher/process/error.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -289,7 +290,7 @@ TEST(WorkerCount, CountsCoresAndDevices) {
 }
 
 TEST(WorkerCount, OnlyNumberedDeviceFilesAreGpus) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   for (const char* name :
        {"nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "null"}) {
     std::ofstream(folder / name);

@@ -6,6 +6,7 @@
 
 #include "launcher/output/output.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -36,7 +37,7 @@ const std::string kSpeak =
     "echo \"out $RANK\"; echo \"err $RANK\" >&2; printf last";
 
 TEST(Logs, RedirectsGoToFilesAlone) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(shell(
       2,
       kSpeak,
@@ -54,7 +55,7 @@ TEST(Logs, RedirectsGoToFilesAlone) {
 }
 
 TEST(Logs, TeeGoesToFilesAndPrefixedToTheConsole) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(shell(
       2, kSpeak, {"-t", "3", "--log-dir", folder.path(), "--role=trainer"}));
   EXPECT_EQ(run.wait(), 0) << run.error();
@@ -73,7 +74,7 @@ TEST(Logs, TeeGoesToFilesAndPrefixedToTheConsole) {
 }
 
 TEST(Logs, LinesThatMatchAreCopiedForAllRanks) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(shell(
       3,
       "echo \"loss $RANK\"; echo other; echo 'a,b' >&2; echo 'a b' >&2; "
@@ -101,7 +102,7 @@ TEST(Logs, LinesThatMatchAreCopiedForAllRanks) {
 }
 
 TEST(Logs, EachRankMayHaveItsOwnStreams) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(
       shell(2, kSpeak, {"-r", "0:1,1:2", "--log-dir", folder.path()}));
   EXPECT_EQ(run.wait(), 0);
@@ -124,7 +125,7 @@ TEST(Logs, TheFilterHidesRanksButNotTheirLastWords) {
 }
 
 TEST(Logs, LastWordsAreFoundInARedirectedFile) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(shell(
       1,
       "seq 100000 >&2; echo 'ERROR 3 rank=0 op=loss nan' >&2; exit 3",
@@ -146,7 +147,7 @@ TEST(Logs, AnErrorFileIsReported) {
 }
 
 TEST(Logs, ATemporaryFolderGoesUnlessItHoldsLogs) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const WeftrunProcess::Variables variables{{"TMPDIR", folder.path()}};
   WeftrunProcess plain(
       shell(1, "test -d ${TORCHELASTIC_ERROR_FILE%/*}"), variables);
@@ -176,7 +177,7 @@ TEST(Logs, PrefixTemplatesAreExpanded) {
   EXPECT_EQ(
       expand_prefix("${role_name}/${rank}/${local_rank}> ", "w", 3, 7),
       "w/7/3> ");
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(
       shell(1, "echo a", {"-t1", "--log-dir", folder.path()}),
       {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${rank}> "}});

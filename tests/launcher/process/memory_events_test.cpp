@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -42,7 +43,7 @@ class MemoryEvents : public ::testing::Test {
   }
   auto cgroup() { return memory_cgroup(7, folder_ / "proc"); }
 
-  TemporaryFolder folder_;
+  test::TempFolder folder_;
 };
 
 TEST_F(MemoryEvents, ReadsVersion1) {

@@ -7,6 +7,7 @@
 
 #include "launcher/process/error.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -65,7 +66,7 @@ class NumaCpus : public ::testing::Test {
     return numa_cpus(binding, workers, host_);
   }
 
-  TemporaryFolder folder_;
+  test::TempFolder folder_;
   NumaHost host_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "launcher/process/memory_events.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -29,7 +30,7 @@ std::string leave_error(const std::string& message, const char* time_ns) {
 
 TEST(RootCauseTest, IsTheFirstFailureByTheWorkersOwnClocks) {
   // Rank 1 fails first and is the last to end: both are seen as they end.
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string failed = folder / "failed";
   WeftrunProcess run(shell(
       2,

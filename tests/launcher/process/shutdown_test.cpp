@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -72,7 +73,7 @@ TEST(ShutdownTest, AMixOfCodesAfterASignalGives128PlusIt) {
 }
 
 TEST(ShutdownTest, TheSecondSignalDoesNotReachTheWorkers) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string go = folder / "go";
   WeftrunProcess run(shell(
       1,
@@ -158,7 +159,7 @@ TEST(ShutdownTest, AStoppedWorkerIsEndedToo) {
 }
 
 TEST(ShutdownTest, AKilledLauncherLeavesNothingBehind) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   WeftrunProcess run(
       shell(
           3,
@@ -178,7 +179,7 @@ TEST(ShutdownTest, AKilledLauncherLeavesNothingBehind) {
 }
 
 TEST(ShutdownTest, AStalledReaderDoesNotKeepWorkersAlive) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string pid_file = folder / "pid";
   WeftrunProcess run(shell(
       2,

@@ -14,6 +14,7 @@
 #include "launcher/rendezvous/messages.h"
 #include "launcher/rendezvous/run_result.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -102,7 +103,7 @@ std::string token_error(const std::string& path, mode_t mode) {
 }
 
 TEST(Token, IsReadFromAPrivateFileAlone) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string path = folder / "token";
   const std::string secret(64, 'a');
   std::ofstream(path) << secret << "\n";

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -90,7 +91,7 @@ TEST(RestartPolicy, GivingUpGoesBackToTheFirstErrorOfTheRow) {
 }
 
 TEST(RestartedRun, SucceedsInTheEnd) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   const std::string logs = folder / "logs";
   WeftrunProcess run(shell(
       2,

@@ -11,6 +11,7 @@
 
 #include "launcher/process/master_socket.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 
@@ -40,7 +41,7 @@ class SeveralHosts : public ::testing::Test {
     return std::make_unique<WeftrunProcess>(shell(workers, script, flags));
   }
 
-  const TemporaryFolder folder_;
+  const test::TempFolder folder_;
   const std::string token_ = token("token", 'a');
   std::string token_flag_ = "--token-file=" + token_;
   const int port_ = MasterSocket("127.0.0.1", 0).port();

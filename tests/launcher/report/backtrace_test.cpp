@@ -10,6 +10,7 @@
 
 #include "base/stacks/symbols.h"
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 
@@ -85,7 +86,7 @@ TEST(Backtrace, IsShort) {
 }
 
 TEST(Backtrace, BrokenInputGivesNothing) {
-  const TemporaryFolder folder;
+  const test::TempFolder folder;
   std::string elf = read_file("/proc/self/exe").substr(0, 4096);
   std::ofstream(folder / "cut", std::ios::binary) << elf;
   std::ofstream(folder / "empty").close();

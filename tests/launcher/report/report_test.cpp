@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/run_weftrun.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::launcher {
 namespace {
@@ -49,7 +50,7 @@ class Report : public ::testing::Test {
          .logs = ""});
   }
 
-  TemporaryFolder folder_;
+  test::TempFolder folder_;
   Outcome outcome_;
   std::map<int, std::string> stderr_;
 };

@@ -26,6 +26,7 @@
 
 #include "base/error_report.h"
 #include "base/stacks/crash_stack.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::mesh {
 namespace {
@@ -46,12 +47,6 @@ void run_uncaught(const std::function<void()>& body) noexcept {
 
 class CrashHandler : public ::testing::Test {
  protected:
-  CrashHandler() {
-    std::string name = ::testing::TempDir() + "weft_crash_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~CrashHandler() override { std::filesystem::remove_all(folder_); }
-
   /// Runs `body` in a process with the handler and returns how it ended.
   int crash(const std::function<void()>& body, bool with_file = true) {
     const pid_t pid = fork();
@@ -77,7 +72,7 @@ class CrashHandler : public ::testing::Test {
   std::string message() { return error().at("message"); }
   std::string said() { return read_all(folder_ / "stderr"); }
 
-  std::filesystem::path folder_;
+  test::TempFolder folder_;
 };
 
 /// Where nothing is mapped; not known to the compiler.
@@ -336,8 +331,7 @@ TEST_F(CrashHandler, AHandlerFromBeforeSeesTheFaultToo) {
 }
 
 TEST(ErrorFile, HasNoBytesThatAReaderOfJsonRefuses) {
-  std::string name = ::testing::TempDir() + "weft_error_XXXXXX";
-  const std::filesystem::path folder = mkdtemp(name.data());
+  const test::TempFolder folder;
   const std::string path = folder / "error.json";
   std::string bytes;
   for (int byte = 1; byte < 256; ++byte) {
@@ -357,7 +351,7 @@ TEST(ErrorFile, HasNoBytesThatAReaderOfJsonRefuses) {
       AllOf(HasSubstr("A\xc3\xa4 B"), HasSubstr("\x1f"), HasSubstr("?")));
   EXPECT_EQ(written.at("extraInfo").at("timestamp"), "1700000000");
   EXPECT_EQ(written.at("extraInfo").at("timestamp_ns"), "1700000000123456789");
-  std::filesystem::remove_all(folder);
+  std::filesystem::remove_all(folder.path());
   EXPECT_FALSE(base::write_error_file(path.c_str(), {}));
 }
 

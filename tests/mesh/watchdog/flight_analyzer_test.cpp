@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mesh/watchdog/flight_files.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::mesh {
 namespace {
@@ -156,8 +157,8 @@ Findings read_findings(const std::string& command) {
 
 /// Writes the records of all endings and has them analyzed.
 Findings analyze_endings() {
-  std::string folder = ::testing::TempDir() + "weft_analyze_XXXXXX";
-  const fs::path root = mkdtemp(folder.data());
+  const test::TempFolder folder;
+  const auto& root = folder.path();
   std::string command = std::string("'") + WEFT_PEER_PYTHON + "' '" +
                         WEFT_PEER_FOLDER + "/flight_records.py'";
   for (const auto& ending : endings()) {
@@ -172,7 +173,6 @@ Findings analyze_endings() {
     command += " '" + (root / ending.name).string() + "'";
   }
   auto findings = read_findings(command);
-  fs::remove_all(root);
   return findings;
 }
 

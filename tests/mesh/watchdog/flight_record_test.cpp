@@ -17,6 +17,7 @@
 
 #include "mesh/watchdog/flight_files.h"
 #include "mesh/watchdog/plain_pickle.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::mesh {
 namespace {
@@ -70,13 +71,7 @@ FlightRecorderEntry& add(GroupRecord& group, FlightRecorderEntry call) {
 
 class FlightRecord : public ::testing::Test {
  protected:
-  FlightRecord() {
-    std::string name = ::testing::TempDir() + "weft flight XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~FlightRecord() override { fs::remove_all(folder_); }
-
-  fs::path folder_;
+  test::TempFolder folder_;
 };
 
 TEST_F(FlightRecord, HasPyTorchsKeys) {

@@ -30,6 +30,7 @@
 #include "mesh/communicator/communicator.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::mesh {
 namespace {
@@ -196,13 +197,7 @@ bool all_vanish(std::set<std::string> names) {
 
 class Check {
  public:
-  explicit Check(unsigned seed) : random_(seed) {
-    std::string name = (fs::temp_directory_path() / "kill-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  Check(const Check&) = delete;
-  Check& operator=(const Check&) = delete;
-  ~Check() { fs::remove_all(folder_); }
+  explicit Check(unsigned seed) : random_(seed) {}
 
   bool run_round(int round) {
     const int ranks = 2 + round % 3;
@@ -262,7 +257,7 @@ class Check {
   }
 
   std::mt19937 random_;
-  fs::path folder_;
+  test::TempFolder folder_;
   Progress progress_;
   std::vector<pid_t> ranks_;
   std::chrono::milliseconds longest_{0};
