@@ -15,6 +15,26 @@ constexpr int kThreads = 256;
 /// Threads go on in strides of the grid: enough blocks to fill any device.
 constexpr int64_t kMaxBlocks = int64_t{1} << 16;
 
+/// Runs `kernel` in `blocks` of `threads`. tests/cuda runs it without a GPU, in
+/// a grid of its own.
+template <class... Parameters, class... Arguments>
+void start(
+    void (*kernel)(Parameters...),
+    int64_t blocks,
+    unsigned threads,
+    cudaStream_t stream,
+    Arguments... arguments) {
+#ifdef __CUDACC__
+  const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
+  kernel<<<grid, threads, 0, stream>>>(arguments...);
+#else
+  static_cast<void>(blocks);
+  static_cast<void>(threads);
+  static_cast<void>(stream);
+  launch_on_host([&] { kernel(arguments...); });
+#endif
+}
+
 /// Runs `kernel` with about one thread for each of `items`.
 template <class... Parameters, class... Arguments>
 void launch(
@@ -22,15 +42,12 @@ void launch(
     int64_t items,
     cudaStream_t stream,
     Arguments... arguments) {
-#ifdef __CUDACC__
-  const auto blocks = static_cast<unsigned>(
-      std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
-  kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
-#else // tests/cuda runs the kernels without a GPU.
-  static_cast<void>(items);
-  static_cast<void>(stream);
-  launch_on_host([&] { kernel(arguments...); });
-#endif
+  start(
+      kernel,
+      (items + kThreads - 1) / kThreads,
+      kThreads,
+      stream,
+      arguments...);
 }
 
 /// Runs `kernel` with one block for each of `rows`, of a power of two of
@@ -42,20 +59,12 @@ void launch_rows(
     int64_t items_of_row,
     cudaStream_t stream,
     Arguments... arguments) {
-#ifdef __CUDACC__
   constexpr unsigned kWarp = 32;
   unsigned threads = kWarp;
   while (threads < kThreads && threads < items_of_row) {
     threads *= 2;
   }
-  const auto blocks = static_cast<unsigned>(std::min(rows, kMaxBlocks));
-  kernel<<<blocks, threads, 0, stream>>>(arguments...);
-#else
-  static_cast<void>(rows);
-  static_cast<void>(items_of_row);
-  static_cast<void>(stream);
-  launch_on_host([&] { kernel(arguments...); });
-#endif
+  start(kernel, rows, threads, stream, arguments...);
 }
 
 /// The first item of this thread, and the distance to its next one.

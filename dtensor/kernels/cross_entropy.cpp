@@ -9,6 +9,7 @@
 #include "dtensor/kernels/gpu_row_loss.h"
 #include "dtensor/kernels/kernels.h"
 #include "dtensor/kernels/row_loss.h"
+#include "dtensor/kernels/row_statistics.h"
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -110,7 +111,7 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 at::Tensor call_libtorch(const LossInputs& inputs, int64_t reduction) {
   const auto& logits = inputs.logits;
   return at::cross_entropy_loss(
-      logits.to(at::promote_types(logits.scalar_type(), at::kFloat)),
+      precise(logits),
       inputs.target,
       if_defined(inputs.weight),
       reduction,
@@ -122,8 +123,7 @@ at::Tensor call_libtorch(const LossInputs& inputs, int64_t reduction) {
 // with rows: backward sends the same gradients.
 at::Tensor loss_without_rows(const LossInputs& inputs) {
   const auto& logits = inputs.logits;
-  auto loss = logits.to(at::promote_types(logits.scalar_type(), at::kFloat))
-                  .sum(inputs.part.dim);
+  auto loss = precise(logits).sum(inputs.part.dim);
   if (inputs.target.is_floating_point()) {
     loss = loss + inputs.target.sum(inputs.part.dim);
     if (inputs.weight.defined()) {
@@ -145,13 +145,13 @@ at::Tensor counts_of(const LossInputs& inputs, const at::Tensor& loss) {
 }
 
 RowLosses losses_of_rows(const LossInputs& inputs) {
-  if (inputs.needs_own) {
-    check_targets(inputs.target, inputs.part.classes, inputs.part.ignore_index);
-    return row_losses(inputs.logits, inputs.target, inputs.weight, inputs.part);
-  }
   if (auto fused = row_losses_on_gpu(
           inputs.logits, inputs.target, inputs.weight, inputs.part)) {
     return *std::move(fused);
+  }
+  if (inputs.needs_own) {
+    check_targets(inputs.target, inputs.part.classes, inputs.part.ignore_index);
+    return row_losses(inputs.logits, inputs.target, inputs.weight, inputs.part);
   }
   const auto loss = inputs.logits.numel() == 0
                         ? loss_without_rows(inputs)

@@ -17,7 +17,7 @@ at::Tensor differentiable_gradient(
     const at::Tensor& target,
     int64_t ignore_index,
     const variable_list& grads) {
-  const auto x = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
+  const auto x = precise(logits);
   const auto ignored = target.eq(ignore_index);
   const auto loss_grad = grads[0].defined() ? grads[0].masked_fill(ignored, 0)
                                             : at::zeros_like(x.select(1, 0));
@@ -105,9 +105,7 @@ std::optional<RowLosses> row_losses_on_gpu(
   if (!done) {
     return std::nullopt;
   }
-  for (auto* group : part.groups) {
-    known.combine(*group);
-  }
+  known.combine(part.groups);
   const auto numbers = GpuRowLoss::apply(logits, target, known, part);
   return RowLosses{.loss = numbers[0], .log_sum = numbers[1], .weight = {}};
 }

@@ -4,7 +4,6 @@
 
 #include <torch/torch.h>
 
-#include "dtensor/kernels/gpu_row_loss.h"
 #include "dtensor/kernels/row_statistics.h"
 
 // Note [Loss parallel]
@@ -28,10 +27,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor precise(const at::Tensor& tensor) {
-  return tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat));
-}
 
 // One number a class, shown beside logits of `ndim` dims.
 at::Tensor
@@ -210,9 +205,7 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
     if (weighted && smoothed) {
       known.extra().copy_(weight.sum());
     }
-    for (auto* group : part.groups) {
-      known.combine(*group);
-    }
+    known.combine(part.groups);
     return known;
   }
 };
@@ -233,9 +226,7 @@ struct ProbabilityLoss : torch::autograd::Function<ProbabilityLoss> {
     known.set_exponentials(x, part.dim);
     known[2].copy_((x * v).sum(part.dim));
     known[3].copy_(v.sum(part.dim));
-    for (auto* group : part.groups) {
-      known.combine(*group);
-    }
+    known.combine(part.groups);
     const auto log_sum = known.log_sum();
     const auto slope = known[3].clone();
     const auto counts = at::ones_like(log_sum);
@@ -305,9 +296,6 @@ RowLosses row_losses(
     const at::Tensor& target,
     const at::Tensor& weight,
     const ClassPart& part) {
-  if (auto fused = row_losses_on_gpu(logits, target, weight, part)) {
-    return *std::move(fused);
-  }
   // Autograd asks an undefined tensor for its device.
   std::optional<at::Tensor> own_weight;
   if (weight.defined()) {

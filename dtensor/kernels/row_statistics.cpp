@@ -18,6 +18,10 @@ at::Tensor finite(const at::Tensor& maximum) {
 
 } // namespace
 
+at::Tensor precise(const at::Tensor& tensor) {
+  return tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat));
+}
+
 RowStatistics::RowStatistics(
     const at::Tensor& x,
     int64_t dim,
@@ -52,6 +56,12 @@ void RowStatistics::set_exponentials(const at::Tensor& x, int64_t dim) {
   (*this)[0].copy_(maximum);
   const auto shift = finite(maximum).unsqueeze(dim);
   (*this)[1].copy_((x - shift).exp_().sum(dim));
+}
+
+void RowStatistics::combine(const std::vector<mesh::Communicator*>& groups) {
+  for (auto* group : groups) {
+    combine(*group);
+  }
 }
 
 void RowStatistics::combine(mesh::Communicator& group) {

@@ -8,6 +8,9 @@
 
 namespace weft::dtensor::kernels {
 
+/// Returns half precision in float, other dtypes as they are.
+at::Tensor precise(const at::Tensor& tensor);
+
 /// `count` numbers for each row x of this rank's logits, the first two being
 /// m = max(x) and sum(exp(x - m)), and `extra` numbers for all rows. They lie
 /// in one tensor, which is sent as it is. See Note [Loss parallel].
@@ -27,11 +30,15 @@ struct RowStatistics {
 
   /// Sets the first two numbers.
   void set_exponentials(const at::Tensor& x, int64_t dim);
-  /// Adds up what the ranks of `group` know, in rank order.
-  /// Collective: the group; one all_gather.
-  void combine(mesh::Communicator& group);
+  /// Adds up what the ranks of each group know, in rank order: what one group
+  /// knows together is what a rank tells the next one.
+  /// Collective: the groups; one all_gather each.
+  void combine(const std::vector<mesh::Communicator*>& groups);
   /// Computes log(sum(exp(x))) of each row.
   at::Tensor log_sum() const;
+
+ private:
+  void combine(mesh::Communicator& group);
 };
 
 /// Throws: NotImplementedError if one of the gradients that a backward got
