@@ -20,6 +20,8 @@ using Ranks = std::vector<size_t>;
 struct JoinReplica {
   std::shared_ptr<OptionModel> model;
   std::shared_ptr<OptionModel> low;
+  NamedTensors parameters;
+  NamedTensors low_parameters;
   std::unique_ptr<torch::optim::SGD> optimizer;
   int64_t next = 0;
   /// Rows and inputs of the iteration under way.
@@ -36,9 +38,15 @@ class JoinByHand {
       const at::NoGradGuard no_grad;
       auto model = make_replica(setup_, rank);
       auto low = make_low_replica(setup_, rank, model);
+      auto parameters = unique_parameters(*model);
       auto optimizer = std::make_unique<torch::optim::SGD>(
-          tensors_of(unique_parameters(*model)), option_sgd());
-      replicas_.push_back({model, low, std::move(optimizer)});
+          tensors_of(parameters), option_sgd());
+      replicas_.push_back(
+          {model,
+           low,
+           std::move(parameters),
+           unique_parameters(*low),
+           std::move(optimizer)});
       all_.push_back(static_cast<size_t>(rank));
     }
     if (setup_.options.init_sync) {
@@ -174,8 +182,7 @@ class JoinByHand {
         std::back_inserter(members));
     at::Tensor sum;
     for (const auto rank : members) {
-      const auto gradient =
-          unique_parameters(*replicas_[rank].low)[p].second.grad();
+      const auto gradient = replicas_[rank].low_parameters[p].second.grad();
       if (gradient.defined()) {
         const auto part = gradient.to(reduce_dtype(gradient.scalar_type())) *
                           weight(rank, group, members);
@@ -186,20 +193,19 @@ class JoinByHand {
   }
 
   void reduce(const Ranks& active, const Ranks& completed) {
-    const auto names = unique_parameters(*replicas_[0].model);
+    const auto& names = replicas_[0].parameters;
     std::vector<std::vector<at::Tensor>> gradients(replicas_.size());
     for (const auto rank : completed) {
       for (size_t p = 0; p < names.size(); ++p) {
         const auto& name = names[p].first;
-        const auto own =
-            unique_parameters(*replicas_[rank].low)[p].second.grad();
+        const auto own = replicas_[rank].low_parameters[p].second.grad();
         gradients[rank].push_back(
             setup_.is_ignored(name) ? own
                                     : reduced(p, group_of(name, rank), active));
       }
     }
     for (const auto rank : completed) {
-      const auto parameters = unique_parameters(*replicas_[rank].model);
+      const auto& parameters = replicas_[rank].parameters;
       for (size_t p = 0; p < names.size(); ++p) {
         const auto& gradient = gradients[rank][p];
         parameters[p].second.mutable_grad() =
@@ -211,7 +217,7 @@ class JoinByHand {
   void step(JoinReplica& replica) const {
     if (setup_.max_norm) {
       torch::nn::utils::clip_grad_norm_(
-          tensors_of(unique_parameters(*replica.model)), *setup_.max_norm);
+          tensors_of(replica.parameters), *setup_.max_norm);
     }
     replica.optimizer->step();
     replica.optimizer->zero_grad(/*set_to_none=*/!setup_.zero);
@@ -247,15 +253,13 @@ class JoinByHand {
       copy_buffers(from.front(), to);
     }
     for (const auto rank : to) {
-      auto parameters = unique_parameters(*replicas_[rank].model);
-      for (auto& [name, tensor] : parameters) {
+      for (auto& [name, tensor] : replicas_[rank].parameters) {
         auto source = from.front();
         if (setup_.is_expert(name)) {
           const auto& own = last_of_experts_[rank / 2];
           source = is_at_end && !own.empty() ? own.front() : rank / 2 * 2;
         }
-        for (const auto& [key, value] :
-             unique_parameters(*replicas_[source].model)) {
+        for (const auto& [key, value] : replicas_[source].parameters) {
           if (key == name) {
             copy({{key, value}}, {{name, tensor}});
           }
