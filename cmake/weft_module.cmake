@@ -38,16 +38,20 @@ function(weft_knows_specs out file)
   set(${out} ${known} PARENT_SCOPE)
 endfunction()
 
-# weft_batch(<target>): compiles several sources at once. What several of them
-# instantiate and emit, a batch does once. Sources of a target share their
-# anonymous namespaces so; one that cannot is left out, with the reason, by
-# SKIP_UNITY_BUILD_INCLUSION. Sources that know DTensorSpec come first, if the
-# others fill a batch: after a change of it theirs are not compiled again.
+# weft_batch(<target> [<bytes>]): compiles several sources at once. What several
+# of them instantiate and emit, a batch does once. Sources of a target share
+# their anonymous namespaces so; one that cannot is left out, with the reason,
+# by SKIP_UNITY_BUILD_INCLUSION. A batch takes as long as it has bytes, so they
+# are what is limited: 100 kB are some ten sources, and less than ten seconds.
+# Sources that know DTensorSpec come first, if the others fill a batch: after a
+# change of it theirs are not compiled again.
 function(weft_batch target)
-  set(size 10)
-  set_target_properties(${target} PROPERTIES
-    UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE ${size})
+  set(most ${ARGN})
+  if(NOT most)
+    set(most 100000)
+  endif()
   get_target_property(sources ${target} SOURCES)
+  set(bytes 0)
   set(first "")
   set(others "")
   foreach(source IN LISTS sources)
@@ -55,6 +59,8 @@ function(weft_batch target)
     set(knows OFF)
     if(EXISTS "${file}")
       weft_knows_specs(knows "${file}")
+      file(SIZE "${file}" own)
+      math(EXPR bytes "${bytes} + ${own}")
     endif()
     if(knows)
       list(APPEND first ${source})
@@ -62,6 +68,11 @@ function(weft_batch target)
       list(APPEND others ${source})
     endif()
   endforeach()
+  list(LENGTH sources count)
+  math(EXPR batches "1 + ${bytes} / ${most}")
+  math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE ${size})
   list(LENGTH others count)
   if(count GREATER_EQUAL size)
     set_target_properties(${target} PROPERTIES SOURCES "${first};${others}")

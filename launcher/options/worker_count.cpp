@@ -14,8 +14,6 @@
 namespace weft::launcher {
 namespace {
 
-constexpr int kMaxWorkers = 4096;
-
 int count_cpus() {
   return static_cast<int>(base::usable_cores());
 }

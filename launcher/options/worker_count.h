@@ -5,6 +5,9 @@
 
 namespace weft::launcher {
 
+/// The most workers that a host may have.
+constexpr int kMaxWorkers = 4096;
+
 /// Returns the number of workers that `--nproc-per-node text` requests: a
 /// number, "cpu" (cores that this process may use, see base/usable_cores.h),
 /// "gpu" (NVIDIA devices) or "auto" (gpu if there are any, otherwise cpu).

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "launcher/options/worker_count.h"
 #include "launcher/rendezvous/messages.h"
 
 namespace weft::launcher {
@@ -12,7 +13,6 @@ namespace {
 
 constexpr int kUsage = 2;
 constexpr int kDisagreement = 5;
-constexpr int kMaxWorkers = 4096;
 
 } // namespace
 

@@ -11,14 +11,14 @@
 namespace weft::launcher {
 namespace {
 
-constexpr size_t kMaxBytes = 1 << 20;
+constexpr size_t kMaxErrorBytes = 1 << 20;
 
 std::string read_some(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     return "";
   }
-  std::string bytes(kMaxBytes, '\0');
+  std::string bytes(kMaxErrorBytes, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   bytes.resize(
       static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));

@@ -31,7 +31,7 @@ using weft::test::run_ranks;
 
 using Change = std::function<void(const at::Tensor&)>;
 
-struct Case {
+struct ViewWrite {
   const char* text;
   std::vector<int64_t> sizes;
   Change write;
@@ -39,7 +39,7 @@ struct Case {
 
 // What `write` makes of a tensor under `placements` and of a plain one.
 void expect_same(
-    const Case& each,
+    const ViewWrite& each,
     const mesh::DeviceMesh& mesh,
     const Placements& placements) {
   const auto whole = random(each.sizes, 1);
@@ -54,8 +54,8 @@ void expect_same(
       each.text + (" of " + to_string(placements)));
 }
 
-const std::vector<Case>& view_writes() {
-  static const std::vector<Case> cases{
+const std::vector<ViewWrite>& view_writes() {
+  static const std::vector<ViewWrite> cases{
       {"w[1].unsqueeze(0).zero_()",
        {6, 4},
        [](const at::Tensor& w) { w[1].unsqueeze(0).zero_(); }},
