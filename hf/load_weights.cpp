@@ -10,6 +10,7 @@
 #include "hf/weight_reader.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 namespace weft::recipes::hub {
 namespace {
@@ -24,9 +25,10 @@ std::string failure_of(const std::function<void()>& act) {
     return "";
   } catch (const mesh::UsageError& error) {
     return kUsage + std::string(error.what_without_backtrace());
-  } catch (const c10::Error& error) {
+  } catch (const checkpoint::CheckpointError& error) {
     return kDamage + std::string(error.what_without_backtrace());
   } catch (const std::exception& error) {
+    mesh::rethrow_if_out_of_memory(error);
     return kDamage + std::string(error.what());
   }
 }

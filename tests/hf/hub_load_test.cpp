@@ -4,9 +4,12 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,10 +20,12 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "config/recipe.h"
+#include "dtensor/nn/state_dict.h"
 #include "dtensor/tensor/dtensor.h"
 #include "hf/config_json.h"
 #include "hf/export_model.h"
 #include "hf/import_model.h"
+#include "hf/load_weights.h"
 #include "hf/tensor_map.h"
 #include "mesh/error/error.h"
 #include "models/registry.h"
@@ -428,6 +433,54 @@ TEST(Hub, HalvesAreReadAsTheirValues) {
         job.model->named_parameters()["model.norm.weight"].detach());
     EXPECT_EQ(norm.scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(norm, values.to(at::kFloat)));
+  });
+}
+
+/// Fails once, and then is the allocator that it replaces, as it was before.
+class OneFailure : public at::Allocator {
+ public:
+  OneFailure() : real_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this); }
+  ~OneFailure() override { c10::SetCPUAllocator(real_); }
+
+  at::DataPtr allocate(size_t bytes) override {
+    if (!std::exchange(has_failed_, true)) {
+      throw std::bad_alloc();
+    }
+    return real_->allocate(bytes);
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  bool has_failed() const { return has_failed_; }
+
+ private:
+  at::Allocator* real_;
+  bool has_failed_ = false;
+};
+
+// Exit code 4 would say that the folder is damaged, and to try again is
+// useless.
+TEST(Hub, ARankShortOfMemoryDoesNotCallTheFolderDamaged) {
+  const TempFolder temp;
+  const auto folder = copy_hub_folder("gpt2", temp);
+  // A copy is compared with what was read, in memory of its own.
+  auto file = TensorFile::read(folder / "model.safetensors");
+  file.add(
+      "lm_head.weight",
+      "F32",
+      {kHubVocabulary, 12},
+      file.bytes_of("transformer.wte.weight"));
+  file.write(folder / "model.safetensors");
+  test::run_ranks(1, [&](test::RankContext& rank) {
+    const auto recipe = hub_job_recipe(folder, 1, 1);
+    const auto mesh = rank.mesh({1, 1}, {"dp", "tp"});
+    const auto job = make_train_job(recipe, mesh);
+    const auto state = dtensor::module_state_dict(
+        *job.model, mesh, job.model->computed_buffers());
+    const OneFailure allocator;
+    EXPECT_THROW(
+        hub::load_weights(recipe, state, mesh.world()), std::bad_alloc);
+    EXPECT_TRUE(allocator.has_failed());
   });
 }
 
