@@ -28,8 +28,8 @@ struct LoadedWeights {
 /// keep their values. Each rank reads only the bytes of its own shards, into
 /// the shards' memory; at most one block is buffered.
 /// Collective: all ranks of `world`; blocks.
-/// Throws: like check_weights(), identical on all ranks; on a rank that is short
-/// of memory, what its allocator throws.
+/// Throws: like check_weights(), identical on all ranks; on a rank that is
+/// short of memory, what its allocator throws.
 LoadedWeights load_weights(
     const Recipe& recipe,
     const dtensor::StateDict& state,
