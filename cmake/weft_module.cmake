@@ -41,8 +41,8 @@ endfunction()
 # weft_batch(<target> [<bytes>]): compiles several sources at once. What several
 # of them instantiate and emit, a batch does once. Sources of a target share
 # their anonymous namespaces so; one that cannot is left out, with the reason,
-# by SKIP_UNITY_BUILD_INCLUSION. A batch takes as long as it has bytes, so they
-# are what is limited: 100 kB are some ten sources, and less than ten seconds.
+# by SKIP_UNITY_BUILD_INCLUSION. The time of a batch grows with its bytes, which
+# are therefore limited: 100 kB are some ten sources and take some ten seconds.
 # Sources that know DTensorSpec come first, if the others fill a batch: after a
 # change of it theirs are not compiled again.
 function(weft_batch target)
