@@ -5,14 +5,15 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/exit_code.h"
 #include "launcher/options/worker_count.h"
 #include "launcher/rendezvous/messages.h"
 
 namespace weft::launcher {
 namespace {
 
-constexpr int kUsage = 2;
-constexpr int kDisagreement = 5;
+constexpr int kUsage = static_cast<int>(base::ExitCode::kUsage);
+constexpr int kDisagreement = static_cast<int>(base::ExitCode::kDisagreement);
 
 } // namespace
 

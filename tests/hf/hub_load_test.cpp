@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <new>
 #include <string>
@@ -16,6 +17,7 @@
 #include <torch/torch.h>
 
 #include "checkpoint/compare.h"
+#include "checkpoint/files/error.h"
 #include "checkpoint/save/save.h"
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
@@ -436,26 +438,29 @@ TEST(Hub, HalvesAreReadAsTheirValues) {
   });
 }
 
-/// Fails once, and then is the allocator that it replaces, as it was before.
+/// Calls `fail` once, and then is the allocator that it replaces.
 class OneFailure : public at::Allocator {
  public:
-  OneFailure() : real_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this); }
+  explicit OneFailure(std::function<void()> fail)
+      : real_(c10::GetCPUAllocator()), fail_(std::move(fail)) {
+    c10::SetCPUAllocator(this);
+  }
   ~OneFailure() override { c10::SetCPUAllocator(real_); }
 
   at::DataPtr allocate(size_t bytes) override {
-    if (!std::exchange(has_failed_, true)) {
-      throw std::bad_alloc();
+    if (auto fail = std::exchange(fail_, nullptr)) {
+      fail();
     }
     return real_->allocate(bytes);
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
-  bool has_failed() const { return has_failed_; }
+  bool has_failed() const { return !fail_; }
 
  private:
   at::Allocator* real_;
-  bool has_failed_ = false;
+  std::function<void()> fail_;
 };
 
 // Exit code 4 would say that the folder is damaged, and to try again is
@@ -477,10 +482,18 @@ TEST(Hub, ARankShortOfMemoryDoesNotCallTheFolderDamaged) {
     const auto job = make_train_job(recipe, mesh);
     const auto state = dtensor::module_state_dict(
         *job.model, mesh, job.model->computed_buffers());
-    const OneFailure allocator;
-    EXPECT_THROW(
-        hub::load_weights(recipe, state, mesh.world()), std::bad_alloc);
+    {
+      OneFailure allocator([] { throw std::bad_alloc(); });
+      EXPECT_THROW(
+          hub::load_weights(recipe, state, mesh.world()), std::bad_alloc);
+      EXPECT_TRUE(allocator.has_failed());
+    }
+    // Of other failures the ranks are told the sentence, not the stack.
+    OneFailure allocator([] { TORCH_CHECK(false, "no such thing"); });
+    const auto text = message_of<checkpoint::CheckpointError>(
+        [&] { hub::load_weights(recipe, state, mesh.world()); });
     EXPECT_TRUE(allocator.has_failed());
+    EXPECT_EQ(text, "no such thing");
   });
 }
 

@@ -284,8 +284,10 @@ class ReplicasByHand {
 
   void average() {
     std::vector<NamedTensors> parameters;
+    std::vector<NamedTensors> targets;
     for (auto& replica : replicas_) {
       parameters.push_back(unique_parameters(*replica.low));
+      targets.push_back(unique_parameters(*replica.model));
     }
     for (size_t p = 0; p < parameters[0].size(); ++p) {
       const bool is_ignored = setup_.is_ignored(parameters[0][p].first);
@@ -302,8 +304,8 @@ class ReplicasByHand {
         const auto own = parameters[rank][p].second.grad();
         const auto& gradient = is_ignored ? own : sum;
         if (gradient.defined()) {
-          auto target = unique_parameters(*replicas_[rank].model)[p].second;
-          target.mutable_grad() = gradient.to_dense().to(setup_.dtype).clone();
+          targets[rank][p].second.mutable_grad() =
+              gradient.to_dense().to(setup_.dtype).clone();
         }
       }
     }
