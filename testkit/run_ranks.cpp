@@ -33,91 +33,129 @@ std::string message_of(const std::exception_ptr& cause) {
   }
 }
 
-/// One run of all ranks.
-class Run {
- public:
-  Run(int n, const mesh::WorldOptions& options) {
+mesh::WorldOptions options_with(
+    std::chrono::milliseconds timeout,
+    const std::string& backend) {
+  mesh::WorldOptions options;
+  options.timeout = timeout;
+  options.backend = backend;
+  return options;
+}
+
+} // namespace
+
+struct Ranks::State {
+  explicit State(int n, const mesh::WorldOptions& options) {
     auto store = c10::make_intrusive<RankStore>();
     store->setTimeout(options.timeout);
     for (int rank = 0; rank < n; ++rank) {
-      ranks_.push_back(
+      ranks.push_back(
           {rank, n, mesh::World::from_store(store, rank, n, options)});
     }
-  }
-
-  void run(int rank, const std::function<void(RankContext&)>& body) {
-    at::set_num_threads(1);
-    try {
-      body(ranks_[rank]);
-    } catch (...) {
-      fail(rank, std::current_exception());
+    for (RankContext& rank : ranks) {
+      threads.emplace_back([this, &rank] { serve(rank); });
     }
-    wait_for_all();
   }
 
-  const std::optional<RankError>& error() const { return error_; }
-
- private:
-  // Only the first: the others fail because this rank is gone.
-  void fail(int rank, std::exception_ptr cause) {
+  ~State() {
     {
-      const std::lock_guard lock(mutex_);
-      if (error_) {
+      const std::lock_guard lock(mutex);
+      is_ending = true;
+    }
+    begun.notify_all();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+
+  /// The thread of a rank: each body in turn.
+  void serve(RankContext& rank) {
+    at::set_num_threads(1);
+    std::unique_lock lock(mutex);
+    for (int64_t next = 1;; ++next) {
+      begun.wait(lock, [&] { return is_ending || bodies == next; });
+      if (is_ending) {
         return;
       }
-      error_.emplace(rank, message_of(cause), std::move(cause));
+      lock.unlock();
+      try {
+        (*body)(rank);
+      } catch (...) {
+        fail(rank, std::current_exception());
+      }
+      lock.lock();
+      if (--running == 0) {
+        ended.notify_one();
+      }
     }
-    for (const RankContext& other : ranks_) {
+  }
+
+  // Only the first: the others fail because this rank is gone.
+  void fail(const RankContext& rank, std::exception_ptr cause) {
+    {
+      const std::lock_guard lock(mutex);
+      if (error) {
+        return;
+      }
+      error.emplace(rank.rank, message_of(cause), std::move(cause));
+    }
+    for (const RankContext& other : ranks) {
       other.world.abort();
     }
   }
 
-  void wait_for_all() {
-    std::unique_lock lock(mutex_);
-    ++arrived_;
-    all_arrived_.notify_all();
-    all_arrived_.wait(lock, [&] { return arrived_ == ranks_.size(); });
-  }
-
-  std::vector<RankContext> ranks_;
-  std::mutex mutex_;
-  std::condition_variable all_arrived_;
-  size_t arrived_ = 0;
-  std::optional<RankError> error_;
+  std::vector<RankContext> ranks;
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::condition_variable begun;
+  std::condition_variable ended;
+  // Under the mutex:
+  const std::function<void(RankContext&)>* body = nullptr;
+  int64_t bodies = 0; // that were begun
+  size_t running = 0;
+  bool is_ending = false;
+  std::optional<RankError> error;
 };
 
-} // namespace
+Ranks::Ranks(int n, std::chrono::milliseconds timeout)
+    : Ranks(n, options_with(timeout, "cpu")) {}
+
+Ranks::Ranks(int n, const mesh::WorldOptions& options)
+    : state_(std::make_unique<State>(n, options)) {}
+
+Ranks::~Ranks() = default;
+
+void Ranks::run(const std::function<void(RankContext&)>& body) {
+  std::unique_lock lock(state_->mutex);
+  if (state_->error) {
+    throw std::logic_error(
+        "[testkit] an earlier body failed (" +
+        std::string(state_->error->what()) +
+        "), so that these ranks cannot run another. Start new ones.");
+  }
+  state_->body = &body;
+  state_->running = state_->ranks.size();
+  ++state_->bodies;
+  state_->begun.notify_all();
+  state_->ended.wait(lock, [&] { return state_->running == 0; });
+  if (state_->error) {
+    throw RankError(*state_->error);
+  }
+}
 
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
     std::chrono::milliseconds timeout,
     const std::string& backend) {
-  mesh::WorldOptions options;
-  options.timeout = timeout;
-  options.backend = backend;
-  run_ranks(n, body, options);
+  run_ranks(n, body, options_with(timeout, backend));
 }
 
 void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
     const mesh::WorldOptions& options) {
-  std::optional<RankError> error;
-  {
-    Run run(n, options);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < n; ++rank) {
-      threads.emplace_back([&run, &body, rank] { run.run(rank, body); });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    error = run.error();
-  }
-  if (error) {
-    throw RankError(*error);
-  }
+  Ranks(n, options).run(body);
 }
 
 } // namespace testkit

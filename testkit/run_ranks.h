@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -65,11 +66,37 @@ class RankError : public std::runtime_error {
   std::exception_ptr cause_;
 };
 
-/// Runs `body` on `n` ranks. Each is a thread of this process with its own
-/// world, which communicates through shared memory or, if `backend` is "gloo",
-/// through sockets on loopback. An exception on one rank aborts the worlds of
-/// all ranks, so that no peer waits for it in a collective or in the creation
-/// of a group. Worlds are destroyed when all ranks are done. `timeout` limits
+/// Ranks that are kept for several bodies. Each is a thread of this process
+/// with its own world, which communicates through shared memory or, with the
+/// backend "gloo", through sockets on loopback. Suites of many short cases use
+/// one object for all of them: to create a world takes longer than such a case.
+class Ranks {
+ public:
+  /// Starts `n` ranks. `timeout` limits every collective and rendezvous.
+  explicit Ranks(
+      int n,
+      std::chrono::milliseconds timeout = std::chrono::seconds(30));
+  /// Like Ranks(n, timeout), with other options.
+  Ranks(int n, const mesh::WorldOptions& options);
+  /// Destroys the worlds. No rank may be in run().
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  /// Runs `body` on all ranks and returns when all are done. An exception on
+  /// one rank aborts the worlds of all, so that no peer waits for it in a
+  /// collective or in the creation of a group; they cannot run another body
+  /// then.
+  /// Throws: RankError for the first rank that failed; std::logic_error if an
+  /// earlier body did.
+  void run(const std::function<void(RankContext&)>& body);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Runs `body` on `n` ranks of its own (see Ranks::run()). `timeout` limits
 /// every collective and rendezvous.
 /// Throws: RankError for the first rank that failed.
 void run_ranks(

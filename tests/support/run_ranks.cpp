@@ -1,5 +1,8 @@
 #include "tests/support/run_ranks.h"
 
+#include <optional>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 namespace weft::test {
@@ -15,6 +18,25 @@ bool is_reported(const std::exception_ptr& cause) {
     return true;
   } catch (...) {
     return false;
+  }
+}
+
+/// Runs `body` on `ranks` and reports to googletest what fails.
+void run_and_report(
+    testkit::Ranks& ranks,
+    const std::function<void(RankContext&)>& body) {
+  try {
+    ranks.run([&body](RankContext& context) {
+      SCOPED_TRACE("rank " + std::to_string(context.rank));
+      body(context);
+      if (::testing::Test::HasFatalFailure()) {
+        throw FatalFailure();
+      }
+    });
+  } catch (const testkit::RankError& error) {
+    if (!is_reported(error.cause())) {
+      ADD_FAILURE() << error.what();
+    }
   }
 }
 
@@ -35,19 +57,44 @@ void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
     const mesh::WorldOptions& options) {
-  const auto rank_body = [&body](RankContext& context) {
-    SCOPED_TRACE("rank " + std::to_string(context.rank));
-    body(context);
-    if (::testing::Test::HasFatalFailure()) {
-      throw FatalFailure();
+  testkit::Ranks ranks(n, options);
+  run_and_report(ranks, body);
+}
+
+struct SharedRanks::State {
+  State(int64_t dp, int64_t tp)
+      : dp(dp), tp(tp), ranks(static_cast<int>(dp * tp)), meshes(dp * tp) {}
+
+  const int64_t dp;
+  const int64_t tp;
+  testkit::Ranks ranks;
+  std::vector<std::optional<mesh::DeviceMesh>> meshes; // of each rank
+};
+
+SharedRanks::SharedRanks() = default;
+SharedRanks::~SharedRanks() = default;
+
+void SharedRanks::clear() {
+  state_.reset();
+}
+
+void SharedRanks::run(
+    int64_t dp,
+    int64_t tp,
+    const std::function<void(RankContext&, const mesh::DeviceMesh&)>& body) {
+  if (!state_ || state_->dp != dp || state_->tp != tp) {
+    clear();
+    state_ = std::make_unique<State>(dp, tp);
+  }
+  run_and_report(state_->ranks, [&](RankContext& context) {
+    auto& mesh = state_->meshes.at(context.rank);
+    if (!mesh) {
+      mesh = context.mesh({dp, tp}, {"dp", "tp"});
     }
-  };
-  try {
-    testkit::run_ranks(n, rank_body, options);
-  } catch (const testkit::RankError& error) {
-    if (!is_reported(error.cause())) {
-      ADD_FAILURE() << error.what();
-    }
+    body(context, *mesh);
+  });
+  if (::testing::Test::HasFailure()) {
+    clear();
   }
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "testkit/run_ranks.h"
@@ -22,5 +24,26 @@ void run_ranks(
     int n,
     const std::function<void(RankContext&)>& body,
     const mesh::WorldOptions& options);
+
+/// Ranks with a mesh of the dims dp and tp that the cases of a suite share, one
+/// after the other: to create them takes longer than a short case. A member of
+/// the suite, cleared in TearDownTestSuite().
+class SharedRanks {
+ public:
+  SharedRanks();
+  ~SharedRanks();
+  /// Runs `body` on ranks of an earlier call with the same dims, on new ones if
+  /// there are none or a test failed on them; otherwise like run_ranks().
+  void run(
+      int64_t dp,
+      int64_t tp,
+      const std::function<void(RankContext&, const mesh::DeviceMesh&)>& body);
+  /// Ends the ranks.
+  void clear();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 } // namespace weft::test

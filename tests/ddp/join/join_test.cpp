@@ -27,13 +27,18 @@ using test::RankContext;
 using test::run_ranks;
 using test::wave;
 
-class UnevenInputs : public ::testing::TestWithParam<JoinRun> {};
+class UnevenInputs : public ::testing::TestWithParam<JoinRun> {
+ protected:
+  static void TearDownTestSuite() { ranks_.clear(); }
+
+  static inline test::SharedRanks ranks_;
+};
 
 TEST_P(UnevenInputs, EqualOneRankAndPyTorch) {
   const auto& run = GetParam();
   SCOPED_TRACE(run.describe());
   const auto tolerance = run.setup().tolerance;
-  const auto traces = test::train_ranks_under_join(run);
+  const auto traces = test::train_ranks_under_join(ranks_, run);
   if (HasFailure()) {
     return;
   }

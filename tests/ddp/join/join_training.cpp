@@ -184,16 +184,18 @@ OptionTrace train_under_join(
   return JoinLoop(run, mesh, training).train();
 }
 
-std::vector<OptionTrace> train_ranks_under_join(const JoinRun& run) {
+std::vector<OptionTrace> train_ranks_under_join(
+    SharedRanks& ranks,
+    const JoinRun& run) {
   std::vector<OptionTrace> traces(run.dp() * run.tp);
-  run_ranks(static_cast<int>(run.dp() * run.tp), [&](RankContext& self) {
-    JoinTraining training;
-    if (run.setup().has_experts) {
-      training.experts = join_pair_of(self);
-    }
-    traces.at(self.rank) = train_under_join(
-        run, self.mesh({run.dp(), run.tp}, {"dp", "tp"}), training);
-  });
+  ranks.run(
+      run.dp(), run.tp, [&](RankContext& self, const mesh::DeviceMesh& mesh) {
+        JoinTraining training;
+        if (run.setup().has_experts) {
+          training.experts = join_pair_of(self);
+        }
+        traces.at(self.rank) = train_under_join(run, mesh, training);
+      });
   return traces;
 }
 
@@ -202,7 +204,9 @@ mesh::DeviceMesh join_pair_of(const RankContext& self) {
   return mesh::DeviceMesh::from_group(
       self.world,
       self.world.make_group(
-          "join pair" + std::to_string(first), {first, first + 1}));
+          "join pair" + std::to_string(first),
+          {first, first + 1},
+          std::to_string(self.world.next_id())));
 }
 
 ddp::JoinKwargs join_kwargs(Division division) {

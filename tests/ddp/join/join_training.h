@@ -34,10 +34,13 @@ OptionTrace train_under_join(
     const mesh::DeviceMesh& mesh,
     const JoinTraining& training = {});
 
-/// Like train_under_join(), on ranks of its own. Returns the state of each.
-std::vector<OptionTrace> train_ranks_under_join(const JoinRun& run);
+/// Like train_under_join(), on `ranks`. Returns the state of each.
+std::vector<OptionTrace> train_ranks_under_join(
+    SharedRanks& ranks,
+    const JoinRun& run);
 
 /// The pair of replicas {0, 1} or {2, 3}.
+/// Collective: all ranks.
 mesh::DeviceMesh join_pair_of(const RankContext& self);
 
 /// The kwargs of a Join.

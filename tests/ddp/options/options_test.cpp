@@ -30,6 +30,8 @@ const std::vector<Layout>& layouts() {
 class Options
     : public ::testing::TestWithParam<std::tuple<Layout, std::string>> {
  protected:
+  static void TearDownTestSuite() { ranks_.clear(); }
+
   int64_t dp() const { return std::get<0>(GetParam()).dp; }
   int64_t tp() const { return std::get<0>(GetParam()).tp; }
   const std::string& name() const { return std::get<1>(GetParam()); }
@@ -45,14 +47,15 @@ class Options
   void expect_pytorch(
       const std::vector<OptionTrace>& traces,
       const test::OptionSetup& setup) const;
+
+  static inline test::SharedRanks ranks_;
 };
 
 /// What each rank has after training.
 std::vector<OptionTrace> Options::train(const test::OptionSetup& setup) const {
   std::vector<OptionTrace> traces(dp() * tp());
-  test::run_ranks(static_cast<int>(dp() * tp()), [&](RankContext& self) {
-    traces.at(self.rank) =
-        test::train_with_ddp(setup, self.mesh({dp(), tp()}, {"dp", "tp"}));
+  ranks_.run(dp(), tp(), [&](RankContext& self, const mesh::DeviceMesh& mesh) {
+    traces.at(self.rank) = test::train_with_ddp(setup, mesh);
   });
   return traces;
 }
@@ -98,8 +101,7 @@ void Options::expect_pytorch(
 
 /// A DTensor's gradient is never sparse; the lookup reports it.
 void Options::expect_refusal(const test::OptionSetup& setup) const {
-  test::run_ranks(static_cast<int>(dp() * tp()), [&](RankContext& self) {
-    const auto mesh = self.mesh({dp(), tp()}, {"dp", "tp"});
+  ranks_.run(dp(), tp(), [&](RankContext&, const mesh::DeviceMesh& mesh) {
     EXPECT_THAT(
         test::message_of_thrown<c10::Error>(
             [&] { test::train_with_ddp(setup, mesh); }),
