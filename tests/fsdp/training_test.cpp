@@ -42,8 +42,8 @@ struct Variant {
   bool inner_units = true;
 };
 
-const std::vector<Variant>& variants() {
-  static const std::vector<Variant> all = {
+std::vector<Variant> variants(mesh::ReduceOp reduce_op) {
+  std::vector<Variant> all = {
       {"default", {}},
       {"reshard always", true},
       {"reshard never", false},
@@ -51,6 +51,8 @@ const std::vector<Variant>& variants() {
       {"sum", {}, {}, mesh::ReduceOp::kSum},
       {"nothing ahead", {}, {0, BackwardPrefetch::kNone, 0}},
       {"all ahead", {}, {3, BackwardPrefetch::kPost, 3}}};
+  std::erase_if(
+      all, [&](const auto& each) { return each.reduce_op != reduce_op; });
   return all;
 }
 
@@ -98,19 +100,22 @@ TEST_P(FullySharded, TrainsAsDistributedDataParallel) {
   for (const int ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [&](RankContext& self) {
       const auto dp = self.mesh({ranks}, {"dp_shard"});
-      for (const auto& variant : variants()) {
-        for (const int micro_batches : {1, 2}) {
-          SCOPED_TRACE(c10::str(
-              variant.name,
-              ", ",
-              ranks,
-              " ranks, ",
-              micro_batches,
-              " batches"));
+      for (const int micro_batches : {1, 2}) {
+        for (const auto reduce_op :
+             {mesh::ReduceOp::kAvg, mesh::ReduceOp::kSum}) {
           const auto expected =
-              train_ddp(GetParam(), dp, variant.reduce_op, micro_batches);
-          expect_same_bits(
-              train_fsdp(GetParam(), dp, variant, micro_batches), expected);
+              train_ddp(GetParam(), dp, reduce_op, micro_batches);
+          for (const auto& variant : variants(reduce_op)) {
+            SCOPED_TRACE(c10::str(
+                variant.name,
+                ", ",
+                ranks,
+                " ranks, ",
+                micro_batches,
+                " batches"));
+            expect_same_bits(
+                train_fsdp(GetParam(), dp, variant, micro_batches), expected);
+          }
         }
       }
     });
@@ -163,30 +168,47 @@ TEST(FullyShardedWithTp, TrainsAsDistributedDataParallel) {
 
 // Sums over the shards and then over their replicas are added in another order
 // than sums over all ranks, unless one of the two mesh dims has one rank.
+void expect_hybrid(
+    const Outcome& found,
+    const Outcome& expected,
+    const mesh::DeviceMesh& mesh) {
+  if (mesh.size("dp") == 1 || mesh.size("dp_shard") == 1) {
+    expect_same_bits(found, expected);
+    return;
+  }
+  for (size_t i = 0; i < found.losses.size(); ++i) {
+    EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-6);
+  }
+  for (size_t i = 0; i < found.weights.size(); ++i) {
+    EXPECT_TRUE(at::allclose(found.weights[i], expected.weights[i], 1e-5, 1e-5))
+        << "parameter " << i;
+  }
+}
+
 TEST_P(FullySharded, HybridTrainsAsDistributedDataParallel) {
   for (const auto& [replicas, shards] :
        {std::pair(2, 2), {2, 3}, {3, 1}, {1, 3}}) {
     run_ranks(replicas * shards, [&, r = replicas, s = shards](auto& self) {
       const auto mesh = self.mesh({r, s}, {"dp", "dp_shard"});
-      for (const auto& variant : variants()) {
-        for (const int micro_batches : {1, 2}) {
-          SCOPED_TRACE(c10::str(
-              variant.name, ", ", r, "x", s, ", ", micro_batches, " batches"));
-          const auto expected = train_ddp(
-              GetParam(), mesh.flatten(), variant.reduce_op, micro_batches);
-          const auto found =
-              train_fsdp(GetParam(), mesh, variant, micro_batches);
-          if (r == 1 || s == 1) {
-            expect_same_bits(found, expected);
-            continue;
-          }
-          for (size_t i = 0; i < found.losses.size(); ++i) {
-            EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-6);
-          }
-          for (size_t i = 0; i < found.weights.size(); ++i) {
-            EXPECT_TRUE(
-                at::allclose(found.weights[i], expected.weights[i], 1e-5, 1e-5))
-                << "parameter " << i;
+      for (const int micro_batches : {1, 2}) {
+        for (const auto reduce_op :
+             {mesh::ReduceOp::kAvg, mesh::ReduceOp::kSum}) {
+          const auto expected =
+              train_ddp(GetParam(), mesh.flatten(), reduce_op, micro_batches);
+          for (const auto& variant : variants(reduce_op)) {
+            SCOPED_TRACE(c10::str(
+                variant.name,
+                ", ",
+                r,
+                "x",
+                s,
+                ", ",
+                micro_batches,
+                " batches"));
+            expect_hybrid(
+                train_fsdp(GetParam(), mesh, variant, micro_batches),
+                expected,
+                mesh);
           }
         }
       }

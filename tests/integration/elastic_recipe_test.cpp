@@ -19,6 +19,10 @@ using ::testing::StartsWith;
 
 /// More than are done before the run is asked to stop.
 constexpr int kSteps = 100'000;
+/// A group that was killed comes back after a second: without a delay the
+/// others would do thousands of steps by then, which a reference has to do
+/// again.
+const Process::Variables kSlowly = {{"WEFT_DELAY_MS", "3"}};
 
 struct Groups {
   int groups;
@@ -41,6 +45,11 @@ class ElasticRecipeTest : public ProcessTest {
         "optimizer.lr=1e-3", // Rounding grows slowly.
         "lr_schedule.type=constant",
         "output_dir=" + output};
+  }
+  static Words train(const Words& more) {
+    Words words{WEFT_FAULTY, "train", "tiny.yaml"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
   }
   static Words plain(const std::string& output, int steps) {
     return launched(1, train(overrides(output, steps)));
@@ -93,7 +102,8 @@ class ElasticRecipeTest : public ProcessTest {
       pid_t excluded = 0) {
     for (const auto& entry : fs::directory_iterator("/proc")) {
       std::error_code error;
-      if (fs::read_symlink(entry.path() / "exe", error).filename() != "weft") {
+      if (fs::read_symlink(entry.path() / "exe", error).filename() !=
+          "faulty_weft") {
         continue;
       }
       const auto status = read_text(entry.path() / "status");
@@ -179,7 +189,7 @@ class KilledGroup : public ElasticRecipeTest,
 // First one that does not write the folder, then the one that does.
 TEST_P(KilledGroup, LeavesNoTraceInTheNumbers) {
   const auto groups = GetParam();
-  Process run(elastic(groups, "killed", kSteps), folder_);
+  Process run(elastic(groups, "killed", kSteps), folder_, kSlowly);
   for (const bool writes : {false, true}) {
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "killed", groups.groups));
     const auto victim = worker(run.pid(), "killed/checkpoints", writes);
@@ -247,7 +257,7 @@ TEST_F(ElasticRecipeTest, LanesHaveTheBitsOfAsManyRanks) {
 
 // First one that does not write the folder, then the one that does.
 TEST_F(ElasticRecipeTest, AGroupThatIsStoppedLeavesAndTheOthersLoseNoStep) {
-  Process run(elastic({3, 1}, "left"), folder_);
+  Process run(elastic({3, 1}, "left"), folder_, kSlowly);
   for (const bool writes : {false, true}) {
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "left", 3));
     const auto victim = worker(run.pid(), "left/checkpoints", writes);
@@ -273,7 +283,7 @@ TEST_F(ElasticRecipeTest, AGroupThatIsStoppedLeavesAndTheOthersLoseNoStep) {
 TEST_F(ElasticRecipeTest, GroupsThatAreAllStoppedSave) {
   auto words = elastic({2, 1}, "all");
   *std::ranges::find(words, "--max-restarts=9") = "--max-restarts=0";
-  Process run(words, folder_);
+  Process run(words, folder_, kSlowly);
   ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "all", 2));
   const auto one = worker(run.pid(), "all/checkpoints", false);
   const auto other = worker(run.pid(), "all/checkpoints", true);
@@ -287,7 +297,7 @@ TEST_F(ElasticRecipeTest, GroupsThatAreAllStoppedSave) {
 TEST_F(ElasticRecipeTest, TheOthersSaveWhenAGroupEndsTheRun) {
   auto words = elastic({3, 1}, "given_up");
   *std::ranges::find(words, "--max-restarts=9") = "--max-restarts=0";
-  Process run(words, folder_);
+  Process run(words, folder_, kSlowly);
   ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "given_up", 3));
   kill(worker(run.pid(), "given_up/checkpoints", false), SIGKILL);
   ASSERT_EQ(run.wait(), 128 + SIGKILL) << run.error();
@@ -311,7 +321,7 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
     SCOPED_TRACE(edited);
     const std::string output = "refused_" + key.substr(0, 3);
     write("tiny.yaml", kRecipe);
-    Process run(elastic({3, 1}, output, kSteps), folder_);
+    Process run(elastic({3, 1}, output, kSteps), folder_, kSlowly);
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, output, 3));
     write("tiny.yaml", std::string(kRecipe) + edited + "\n");
     kill(worker(run.pid(), output + "/checkpoints", false), SIGKILL);
@@ -327,7 +337,7 @@ TEST_F(ElasticRecipeTest, AGroupWithAnotherRecipeIsRefusedAndTheOthersGoOn) {
 TEST_F(ElasticRecipeTest, AGroupThatWaitsForOthersSavesWhenItIsStopped) {
   auto words = elastic({2, 1}, "waits");
   words.emplace_back("elastic.min_groups=2");
-  Process run(words, folder_);
+  Process run(words, folder_, kSlowly);
   ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "waits", 2));
   kill(worker(run.pid(), "waits/checkpoints", true), SIGKILL);
   std::this_thread::sleep_for(milliseconds(500));
@@ -347,7 +357,7 @@ TEST_F(ElasticRecipeTest, AGroupWithoutAStateEndsAsPreemptedWhenItIsStopped) {
   pid_t late = 0;
   for (int i = 0; late == 0; ++i) {
     ASSERT_LT(i, 5) << "both groups had joined before one was stopped";
-    started.emplace(words, folder_);
+    started.emplace(words, folder_, kSlowly);
     late = worker(started->pid(), "early/checkpoints", false);
     ASSERT_GT(late, 0);
     kill(late, SIGSTOP);
@@ -380,7 +390,7 @@ TEST_F(ElasticRecipeTest, TooFewGroupsSaveAndBeginAgainWithOthers) {
   auto words = elastic({2, 1}, "few");
   words.insert(
       words.end(), {"elastic.min_groups=2", "elastic.join_timeout_s=1"});
-  Process run(words, folder_);
+  Process run(words, folder_, kSlowly);
   for (int i = 0; i < 2; ++i) { // The second time it comes back after a second.
     ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "few", 2));
     kill(worker(run.pid(), "few/checkpoints", false), SIGKILL);

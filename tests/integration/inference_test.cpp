@@ -1,4 +1,5 @@
-// weft eval and weft generate: the real programs.
+// weft eval and weft generate: the real programs. inference_meshes_test.cpp has
+// more meshes, whose ranks are threads.
 
 #include <algorithm>
 #include <cmath>
@@ -138,7 +139,7 @@ class InferenceTest : public ProcessTest {
 
 // ---- eval -------------------------------------------------------------------
 
-TEST_F(InferenceTest, EvalGivesTheSameLossOnEveryMesh) {
+TEST_F(InferenceTest, EvalGivesTheSameLossOnMeshes) {
   train_it();
   // 13 windows and a rest: batches of 2 leave replicas with one, or none.
   write_tokens("tokens.bin", corpus_tokens(13 * 40 + 1 + 17));
@@ -149,8 +150,8 @@ TEST_F(InferenceTest, EvalGivesTheSameLossOnEveryMesh) {
   EXPECT_GT(expected, 1);
   EXPECT_LT(expected, 5.5); // ln 331 is 5.8
   EXPECT_NEAR(one.at("perplexity").get<double>(), std::exp(expected), 1e-6);
-  for (const auto& [dp, tp] : std::vector<std::pair<int, int>>{
-           {1, 2}, {1, 3}, {2, 1}, {3, 1}, {2, 2}}) {
+  for (const auto& [dp, tp] :
+       std::vector<std::pair<int, int>>{{1, 3}, {2, 2}}) {
     EXPECT_NEAR(
         loss(dp, tp, {"--tokens", "tokens.bin"}), expected, 2e-5 * expected)
         << "dp=" << dp << " tp=" << tp;
@@ -181,8 +182,7 @@ TEST_F(InferenceTest, AShardedModelIsEvaluatedAndContinuedAsAWholeOne) {
   const Words tokens{"--tokens=tokens.bin"};
   const double expected = loss(1, 1, tokens);
   const auto continued = tokens_of(json_of("generate", 1, 1, prompts));
-  for (const auto& [replicas, tp, shards] :
-       {std::tuple(4, 1, 2), {2, 2, 2}, {1, 1, 4}, {3, 1, 2}}) {
+  for (const auto& [replicas, tp, shards] : {std::tuple(2, 2, 2), {1, 1, 4}}) {
     const Words sharded{"mesh.dp_shard=" + std::to_string(shards)};
     SCOPED_TRACE(testing::Message() << replicas << "x" << tp << sharded[0]);
     EXPECT_NEAR(
@@ -191,14 +191,6 @@ TEST_F(InferenceTest, AShardedModelIsEvaluatedAndContinuedAsAWholeOne) {
         tokens_of(json_of("generate", replicas, tp, with(prompts, sharded))),
         continued);
   }
-  const Words half{"train.dtype=bfloat16"};
-  EXPECT_EQ(
-      loss(2, 1, with(with(tokens, half), {"mesh.dp_shard=2"})),
-      loss(2, 1, with(tokens, half)));
-  EXPECT_EQ(
-      tokens_of(json_of(
-          "generate", 2, 1, with(prompts, {"mesh.dp_shard=2", "--no-cache"}))),
-      continued);
 }
 
 TEST_F(InferenceTest, EvalWithoutTokensTakesTheHeldOutData) {
@@ -263,7 +255,7 @@ TEST_F(InferenceTest, AHuggingFaceFolderNeedsNoCheckpoint) {
       "model: {from: folder}\n"
       "data: {sequence_length: 40}\n");
   for (const auto& [dp, tp] :
-       std::vector<std::pair<int, int>>{{1, 1}, {1, 3}, {2, 2}}) {
+       std::vector<std::pair<int, int>>{{1, 1}, {2, 2}}) {
     EXPECT_NEAR(
         loss(dp, tp, {"--tokens", "tokens.bin"}), expected, 2e-5 * expected);
     EXPECT_EQ(tokens_of(json_of("generate", dp, tp, greedy)), continued);
@@ -355,7 +347,7 @@ TEST_F(InferenceTest, EvalRefusesTokensThatCannotBe) {
 
 // ---- generate ---------------------------------------------------------------
 
-TEST_F(InferenceTest, GenerateGivesTheSameTokensOnEveryMesh) {
+TEST_F(InferenceTest, GenerateGivesTheSameTokensOnMeshes) {
   train_it();
   const Words words{
       "--prompt",
@@ -379,7 +371,7 @@ TEST_F(InferenceTest, GenerateGivesTheSameTokensOnEveryMesh) {
   EXPECT_EQ(expected.at("samples")[0].at("finish_reason"), "length");
   EXPECT_EQ(json_of("generate", 1, 1, words), expected);
   for (const auto& [dp, tp] :
-       std::vector<std::pair<int, int>>{{1, 2}, {1, 3}, {3, 1}, {2, 2}}) {
+       std::vector<std::pair<int, int>>{{1, 3}, {2, 2}}) {
     EXPECT_EQ(
         tokens_of(json_of("generate", dp, tp, words)), tokens_of(expected))
         << "dp=" << dp << " tp=" << tp;

@@ -1,7 +1,10 @@
 #include "tests/integration/process.h"
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -15,6 +18,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/process.h"
 
 namespace weft::test {
 namespace {
@@ -94,6 +99,35 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
+struct ForkedProgram {
+  std::string path;
+  std::function<int(int, char**)> main;
+};
+
+ForkedProgram& forked_program() {
+  static ForkedProgram program;
+  return program;
+}
+
+/// Whether nothing but Weft reads them, when it needs them.
+bool are_of_the_job(const Process::Variables& variables) {
+  return std::ranges::all_of(variables, [](const auto& variable) {
+    const std::string_view name = variable.first;
+    return name == "RANK" || name == "WORLD_SIZE" ||
+           name.starts_with("LOCAL_") || name.starts_with("MASTER_");
+  });
+}
+
+bool is_started_by_fork(
+    const std::string& path,
+    const Process::Variables& variables) {
+  const char* threads = std::getenv("OMP_NUM_THREADS");
+  const fs::directory_iterator tasks("/proc/self/task");
+  return path == forked_program().path && are_of_the_job(variables) &&
+         threads != nullptr && std::string_view(threads) == "1" &&
+         std::distance(begin(tasks), end(tasks)) == 1;
+}
+
 pid_t parent_of(const fs::path& process) {
   const auto stat = read_text(process / "stat");
   // "pid (name) state parent ...", where the name may hold anything.
@@ -139,16 +173,27 @@ Process::Process(
     const Variables& variables)
     : output_(nameless_file(folder)), error_(nameless_file(folder)) {
   auto environment = clean_environment(variables);
-  const auto argv = pointers(words);
-  const auto envp = pointers(environment);
+  auto argv = pointers(words);
+  auto envp = pointers(environment);
+  const bool is_fork = is_started_by_fork(words.at(0), variables);
+  std::cout.flush();
+  std::fflush(nullptr); // What is buffered is not the child's to write.
   const pid_t pid = checked(fork(), "fork");
   if (pid == 0) {
     dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
     dup2(output_, STDOUT_FILENO);
     dup2(error_, STDERR_FILENO);
-    if (chdir(folder.c_str()) == 0) {
-      execve(argv[0], argv.data(), envp.data());
+    if (chdir(folder.c_str()) != 0) {
+      _exit(127);
     }
+    if (is_fork) {
+      close(output_);
+      close(error_);
+      environ = envp.data();
+      base::end_process(
+          forked_program().main(static_cast<int>(words.size()), argv.data()));
+    }
+    execve(argv[0], argv.data(), envp.data());
     _exit(127);
   }
   watch_.emplace(pid);
@@ -187,6 +232,10 @@ std::string Process::error() const {
 std::string Process::last_error_line() const {
   const auto lines = lines_of(error());
   return lines.empty() ? "" : lines.back();
+}
+
+void start_by_fork(std::string path, std::function<int(int, char**)> main) {
+  forked_program() = {std::move(path), std::move(main)};
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -62,6 +63,13 @@ class Process {
   std::optional<ProcessWatch> watch_;
   std::optional<int> code_;
 };
+
+/// Makes each Process of the program at `path` a fork of this one that calls
+/// `main`: to load libtorch takes longer than most commands of `weft`. The file
+/// is executed all the same where this program has several threads, and where
+/// libraries may read another environment when they are loaded: with variables
+/// other than a rank's, or if OMP_NUM_THREADS is not 1 here.
+void start_by_fork(std::string path, std::function<int(int, char**)> main);
 
 std::vector<std::string> lines_of(const std::string& text);
 std::string read_text(const std::filesystem::path& path);

@@ -1,6 +1,8 @@
 // Runs that are killed and go on: the real programs, with kill -9.
+// resume_meshes_test.cpp goes on on more meshes, whose ranks are threads.
 
 #include <csignal>
+#include <memory>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -35,6 +37,20 @@ std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
 
 class ResumeTest : public ProcessTest {
  protected:
+  static void SetUpTestSuite() { finished_ = std::make_unique<TempFolder>(); }
+  static void TearDownTestSuite() { finished_.reset(); }
+
+  /// Trains on two ranks of tensor parallelism to the last step, or copies the
+  /// folder that another test trained.
+  void finished_run(const std::string& output) const {
+    const auto kept = *finished_ / "run";
+    if (!fs::exists(kept)) {
+      expect_success(run_words({1, 2}, "run"));
+      fs::rename(folder_ / "run", kept);
+    }
+    fs::copy(kept, folder_ / output, fs::copy_options::recursive);
+  }
+
   /// 24 samples a step, so that 1, 2, 3 and 4 replicas divide them.
   static Words
   run_words(const Mesh& mesh, const std::string& output, Words more = {}) {
@@ -93,6 +109,8 @@ class ResumeTest : public ProcessTest {
     }
     return names;
   }
+
+  static inline std::unique_ptr<TempFolder> finished_;
 };
 
 class KilledOnMesh : public ResumeTest,
@@ -182,18 +200,11 @@ TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
                 "scratch"));
 }
 
-TEST_F(ResumeTest, GoesOnOnAnyOtherMesh) {
+TEST_F(ResumeTest, GoesOnOnOtherMeshes) {
   expect_success(run_words({2, 2}, "straight"));
   const auto expected = losses(metrics("straight"));
   // The first ten steps of it, as a folder of their own.
-  for (const Mesh mesh :
-       {Mesh{1, 1},
-        Mesh{4, 1},
-        Mesh{1, 4},
-        Mesh{3, 1},
-        Mesh{1, 1, 4},
-        Mesh{1, 2, 2},
-        Mesh{2, 1, 2}}) {
+  for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2, 2}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     const std::string name = ::testing::PrintToString(mesh);
     fs::create_directories(folder_ / name / "checkpoints");
@@ -252,7 +263,7 @@ TEST_F(ResumeTest, GoesOnFromMeshToMesh) {
 }
 
 TEST_F(ResumeTest, AFinishedRunSaysSo) {
-  expect_success(run_words({1, 2}, "run"));
+  finished_run("run");
   const auto before = metrics_text("run");
   Process again(run_words({1, 2}, "run"), folder_);
   EXPECT_EQ(again.wait(), 0) << again.error();
@@ -282,8 +293,8 @@ TEST_F(ResumeTest, KeepsTheNewestFew) {
 }
 
 TEST_F(ResumeTest, ADamagedCheckpointIsSkippedForTheOneBefore) {
-  expect_success(run_words({1, 2}, "straight"));
-  expect_success(run_words({1, 2}, "run"));
+  finished_run("straight");
+  finished_run("run");
   const auto checkpoints = folder_ / "run/checkpoints";
   // The last one: a flipped byte. The one before: half a manifest.
   for (const auto& entry : fs::directory_iterator(checkpoints / "step-20")) {
@@ -328,7 +339,7 @@ TEST_F(ResumeTest, NoSoundCheckpointIsAnError) {
 }
 
 TEST_F(ResumeTest, AnotherModelOrOtherDataIsRefused) {
-  expect_success(run_words({1, 2}, "run"));
+  finished_run("run");
   const auto refused = [&](const Words& change) {
     Process run(run_words({1, 2}, "run", change), folder_);
     EXPECT_EQ(run.wait(), 2);

@@ -1,9 +1,12 @@
 // `weft` with a model that does wrong when it is told to, for tests: in the
 // environment, WEFT_FAULT="RANK STEP PARAMETER VALUE[, ...]" makes one element
 // of a gradient VALUE in the backward of a step, counted from 1 in this
-// process; VALUE "TERM" or "USR1" raises that signal instead. WEFT_LOCALE=1
-// makes it a program that writes numbers as 1.234,5.
+// process; VALUE "TERM" or "USR1" raises that signal instead. WEFT_DELAY_MS=N
+// makes each embedding of tokens wait so long, with any model: a run does few
+// steps then while a test waits for something else. WEFT_LOCALE=1 makes it a
+// program that writes numbers as 1.234,5.
 
+#include <chrono>
 #include <clocale>
 #include <csignal>
 #include <cstdlib>
@@ -11,8 +14,11 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include "base/process.h"
@@ -120,6 +126,23 @@ recipes::ModelType faulty() {
        }});
 }
 
+std::unique_ptr<at::ObserverContext> wait_before_embedding(
+    const at::RecordFunction& function) {
+  static const std::chrono::milliseconds delay(
+      std::stoi(std::getenv("WEFT_DELAY_MS")));
+  if (std::string_view(function.name()) == "aten::embedding") {
+    std::this_thread::sleep_for(delay);
+  }
+  return nullptr;
+}
+
+void set_delay() {
+  if (std::getenv("WEFT_DELAY_MS") != nullptr) {
+    at::addGlobalCallback(at::RecordFunctionCallback(wait_before_embedding)
+                              .scopes({at::RecordScope::FUNCTION}));
+  }
+}
+
 // As in German.
 class CommaNumbers : public std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
@@ -139,6 +162,7 @@ void set_locale() {
 
 int main(int argc, char** argv) {
   weft::test::set_locale();
+  weft::test::set_delay();
   weft::base::end_process(
       weft::recipes::cli::main(argc, argv, {weft::test::faulty()}));
 }
