@@ -1,12 +1,40 @@
 #include "base/memory_allocator.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <malloc.h>
+#include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 
 namespace weft::base {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE // since Linux 5.14
+#define MADV_POPULATE_WRITE 23
+#endif
+
+using Release = void (*)();
+
+/// tcmalloc's, or null.
+Release tcmallocs_release() {
+  return reinterpret_cast<Release>(
+      dlsym(RTLD_DEFAULT, "MallocExtension_ReleaseFreeMemory"));
+}
+
+bool has_libtorch() {
+  const auto is_libtorch = [](dl_phdr_info* library, size_t, void*) {
+    return std::string_view(library->dlpi_name).ends_with("/libtorch_cpu.so")
+               ? 1
+               : 0;
+  };
+  return dl_iterate_phdr(is_libtorch, nullptr) != 0;
+}
+
+} // namespace
 
 std::string memory_allocator() {
   Dl_info info{};
@@ -23,12 +51,30 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 64 * kMebibyte);
 }
 
+void take_memory_for_libtorch() {
+#ifndef WEFT_IS_SANITIZED
+  if (tcmallocs_release() == nullptr || !has_libtorch()) {
+    return;
+  }
+  constexpr size_t kBytes = size_t{48} << 20;
+  constexpr uintptr_t kPage = 4096;
+  void* block = std::malloc(kBytes);
+  if (block == nullptr) {
+    return;
+  }
+  const auto begin =
+      (reinterpret_cast<uintptr_t>(block) + kPage - 1) / kPage * kPage;
+  void* pages = reinterpret_cast<void*>(begin);
+  // Where the kernel does neither, memory comes page by page.
+  madvise(pages, kBytes - kPage, MADV_HUGEPAGE);
+  madvise(pages, kBytes - kPage, MADV_POPULATE_WRITE);
+  std::free(block); // tcmalloc cuts its next blocks from it.
+#endif
+}
+
 void release_freed_memory() {
   // tcmalloc's malloc_trim() does nothing.
-  using Release = void (*)();
-  const auto release = reinterpret_cast<Release>(
-      dlsym(RTLD_DEFAULT, "MallocExtension_ReleaseFreeMemory"));
-  if (release != nullptr) {
+  if (const auto release = tcmallocs_release()) {
     release();
   }
   malloc_trim(0);

@@ -79,12 +79,12 @@ int report_unwritten_output(const std::string& command) {
           errno == 0 ? "" : std::strerror(errno)));
 }
 
-// Before libtorch is initialised, whose libraries end a process without a
-// working directory with words about themselves.
-void refuse_removed_working_directory(
+void prepare_for_libtorch(
     int /*argc*/,
     char** /*argv*/,
     char** /*environment*/) {
+  // libtorch's libraries end a process without a working directory with words
+  // about themselves.
   if (base::is_working_directory_removed()) {
     ::dprintf(
         STDERR_FILENO,
@@ -92,13 +92,14 @@ void refuse_removed_working_directory(
         base::kWorkingDirectoryRemoved);
     ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
   }
+  base::take_memory_for_libtorch();
 }
 
 // Programs alone may have such a section, which the loader runs before the
 // initialisers of shared libraries.
 [[gnu::section(".preinit_array"),
   gnu::used]] void (*const kBeforeLibtorch)(int, char**, char**) =
-    &refuse_removed_working_directory;
+    &prepare_for_libtorch;
 
 } // namespace
 
