@@ -10,7 +10,7 @@
 namespace weft::test {
 namespace {
 
-constexpr int64_t kHarnessSteps = 10;
+constexpr int64_t kHarnessSteps = 6;
 /// Sums come in another order.
 constexpr double kHarnessTolerance = 1e-10;
 

@@ -26,7 +26,7 @@ using weft::test::HarnessTrace;
 using weft::test::RandomSleeper;
 using weft::test::RankContext;
 
-constexpr int64_t kHarnessSteps = 5;
+constexpr int64_t kHarnessSteps = 3;
 /// Sums come in another order.
 constexpr double kHarnessTolerance = 1e-10;
 
