@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/for_each_processor.h"
+
 namespace weft::base {
 namespace {
 
@@ -25,6 +27,7 @@ Release tcmallocs_release() {
       dlsym(RTLD_DEFAULT, "MallocExtension_ReleaseFreeMemory"));
 }
 
+#ifndef WEFT_IS_SANITIZED
 bool has_libtorch() {
   const auto is_libtorch = [](dl_phdr_info* library, size_t, void*) {
     return std::string_view(library->dlpi_name).ends_with("/libtorch_cpu.so")
@@ -33,6 +36,7 @@ bool has_libtorch() {
   };
   return dl_iterate_phdr(is_libtorch, nullptr) != 0;
 }
+#endif
 
 } // namespace
 
@@ -52,7 +56,7 @@ void keep_freed_memory() {
 }
 
 void take_memory_for_libtorch() {
-#ifndef WEFT_IS_SANITIZED
+#ifndef WEFT_IS_SANITIZED // Its allocator is not ready so early.
   if (tcmallocs_release() == nullptr || !has_libtorch()) {
     return;
   }
@@ -73,11 +77,13 @@ void take_memory_for_libtorch() {
 }
 
 void release_freed_memory() {
-  // tcmalloc's malloc_trim() does nothing.
   if (const auto release = tcmallocs_release()) {
     release();
+  } else if (memory_allocator().starts_with("libc.so")) {
+    // Where another allocator is used, glibc's is not set up, and threads that
+    // trim it at the same time for the first time crash.
+    malloc_trim(0);
   }
-  malloc_trim(0);
 }
 
 } // namespace weft::base

@@ -148,6 +148,19 @@ std::string describe_port_owner(int port) {
 // do, and goes with its owner.
 
 MasterSocket::MasterSocket(const std::string& address, int port) {
+  // The kernel may give a port that a launcher still claims, whose rank 0 has
+  // ended.
+  constexpr int kAttempts = 100;
+  for (int i = 0; i < (port == 0 ? kAttempts : 1); ++i) {
+    bind_to(address, port);
+    if (claim()) {
+      return;
+    }
+  }
+  throw_in_use(port_);
+}
+
+void MasterSocket::bind_to(const std::string& address, int port) {
   const AddressInfo info = resolve(address, port);
   fd_ = base::UniqueFd(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd_) {
@@ -174,10 +187,9 @@ MasterSocket::MasterSocket(const std::string& address, int port) {
   }
   port_ = bound_port(fd_.get());
   reuse();
-  claim();
 }
 
-void MasterSocket::claim() {
+bool MasterSocket::claim() {
   claim_ = base::UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -185,10 +197,9 @@ void MasterSocket::claim() {
   name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
   const auto size =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  if (bind(claim_.get(), reinterpret_cast<const sockaddr*>(&address), size) !=
-      0) {
-    throw_in_use(port_);
-  }
+  return bind(
+             claim_.get(), reinterpret_cast<const sockaddr*>(&address), size) ==
+         0;
 }
 
 } // namespace weft::launcher

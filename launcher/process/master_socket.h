@@ -23,7 +23,9 @@ class MasterSocket {
   void close() { fd_.reset(); }
 
  private:
-  void claim();
+  void bind_to(const std::string& address, int port);
+  /// Returns false if another launcher claims the port.
+  bool claim();
 
   base::UniqueFd fd_;
   base::UniqueFd claim_;

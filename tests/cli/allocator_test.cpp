@@ -1,8 +1,11 @@
+// The allocator of programs with libtorch.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -33,6 +36,20 @@ TEST(MemoryForLibtorch, ComesAtOnceAndServesSmallBlocks) {
     std::memset(blocks.back().get(), 1, kBlock);
   }
   EXPECT_LT(page_faults() - before, 2000); // 10,240 pages
+}
+
+// Ranks may be threads.
+TEST(MemoryAllocator, ThreadsMayReleaseMemoryAtOnce) {
+  std::atomic<int> waiting = 2;
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&waiting] {
+      // Asleep, one would wake long before the other.
+      for (--waiting; waiting > 0;) {
+      }
+      release_freed_memory();
+    });
+  }
 }
 
 } // namespace
