@@ -47,9 +47,7 @@ class ElasticRecipeTest : public ProcessTest {
         "output_dir=" + output};
   }
   static Words train(const Words& more) {
-    Words words{WEFT_FAULTY, "train", "tiny.yaml"};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
+    return test::train(more, "tiny.yaml", WEFT_FAULTY);
   }
   static Words plain(const std::string& output, int steps) {
     return launched(1, train(overrides(output, steps)));

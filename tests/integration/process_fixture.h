@@ -49,8 +49,9 @@ inline Words launched(int ranks, const Words& command) {
 
 inline Words train(
     const Words& overrides,
-    const std::string& recipe = "tiny.yaml") {
-  Words words{WEFT_WEFT, "train", recipe};
+    const std::string& recipe = "tiny.yaml",
+    const std::string& program = WEFT_WEFT) {
+  Words words{program, "train", recipe};
   words.insert(words.end(), overrides.begin(), overrides.end());
   return words;
 }

@@ -1,7 +1,6 @@
 // A run goes on where it was, on any other mesh. Ranks are threads;
 // resume_test.cpp has the programs on some meshes.
 
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/integration/copy_run.h"
 #include "tests/integration/training.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temp_folder.h"
@@ -18,8 +18,6 @@
 
 namespace weft::recipes {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kAllSteps = 20;
 
@@ -86,13 +84,7 @@ TEST_F(ResumedMeshes, TrainAsTheMeshBeforeWould) {
                       std::to_string(mesh.dp_shard);
     SCOPED_TRACE(name);
     // The first ten steps, as a folder of their own.
-    fs::create_directories(folder_ / name / "checkpoints");
-    fs::copy(
-        folder_ / "straight/checkpoints/step-10",
-        folder_ / name / "checkpoints/step-10",
-        fs::copy_options::recursive);
-    fs::copy(
-        folder_ / "straight/metrics.jsonl", folder_ / name / "metrics.jsonl");
+    test::copy_run_at(10, folder_ / "straight", folder_ / name);
     run(mesh, name);
     const auto actual = metrics(name);
     ASSERT_EQ(actual.size(), kAllSteps);

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/integration/copy_run.h"
 #include "tests/integration/process_fixture.h"
 
 namespace weft::test {
@@ -165,13 +166,7 @@ TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
     const std::string first = "first_" + std::to_string(more.size());
     const std::string again = "again_" + std::to_string(more.size());
     expect_success(run_words({2, 2}, first, words));
-    fs::create_directories(folder_ / again / "checkpoints");
-    fs::copy(
-        folder_ / first / "checkpoints/step-10",
-        folder_ / again / "checkpoints/step-10",
-        fs::copy_options::recursive);
-    fs::copy(
-        folder_ / first / "metrics.jsonl", folder_ / again / "metrics.jsonl");
+    copy_run_at(10, folder_ / first, folder_ / again);
     expect_success(run_words({2, 2}, again, words));
     EXPECT_EQ(diff(first, again), 0);
     EXPECT_EQ(losses(metrics(again)), losses(metrics(first)));
@@ -186,12 +181,7 @@ TEST_F(ResumeTest, GoesOnBitForBitWithACommHook) {
 TEST_F(ResumeTest, ACommHookStartsAnewOnAnotherMesh) {
   const Words hook{"ddp.comm_hook=powersgd", "ddp.power_sgd_start_iter=3"};
   expect_success(run_words({2, 1}, "first", hook));
-  fs::create_directories(folder_ / "again/checkpoints");
-  fs::copy(
-      folder_ / "first/checkpoints/step-10",
-      folder_ / "again/checkpoints/step-10",
-      fs::copy_options::recursive);
-  fs::copy(folder_ / "first/metrics.jsonl", folder_ / "again/metrics.jsonl");
+  copy_run_at(10, folder_ / "first", folder_ / "again");
   Process run(run_words({1, 2}, "again", hook), folder_);
   ASSERT_EQ(run.wait(), 0) << run.error();
   EXPECT_THAT(
@@ -207,13 +197,7 @@ TEST_F(ResumeTest, GoesOnOnOtherMeshes) {
   for (const Mesh mesh : {Mesh{3, 1}, Mesh{1, 2, 2}}) {
     SCOPED_TRACE(::testing::Message() << mesh);
     const std::string name = ::testing::PrintToString(mesh);
-    fs::create_directories(folder_ / name / "checkpoints");
-    fs::copy(
-        folder_ / "straight/checkpoints/step-10",
-        folder_ / name / "checkpoints/step-10",
-        fs::copy_options::recursive);
-    fs::copy(
-        folder_ / "straight/metrics.jsonl", folder_ / name / "metrics.jsonl");
+    copy_run_at(10, folder_ / "straight", folder_ / name);
     Process run(run_words(mesh, name), folder_);
     ASSERT_EQ(run.wait(), 0) << run.error();
     EXPECT_THAT(
