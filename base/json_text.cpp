@@ -22,6 +22,16 @@ std::string strict_json_text(const Json& json, int indent) {
   return json.dump(indent);
 }
 
+std::string to_cbor(const nlohmann::json& json) {
+  std::string bytes;
+  nlohmann::json::to_cbor(json, bytes);
+  return bytes;
+}
+
+nlohmann::json parse_cbor(std::string_view bytes) {
+  return nlohmann::json::from_cbor(bytes);
+}
+
 template nlohmann::json parse_json(std::string_view);
 template nlohmann::ordered_json parse_json(std::string_view);
 template nlohmann::json try_parse_json(std::string_view);

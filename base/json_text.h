@@ -5,9 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
-/// Texts of JSON values. Parser and serializer of nlohmann::json are templates
-/// that every source which calls them compiles again; here they are compiled
-/// once, for nlohmann::json and nlohmann::ordered_json.
+/// Texts of JSON values, and their binary form. Parser and serializer of
+/// nlohmann::json are templates that every source which calls them compiles
+/// again; here they are compiled once, for nlohmann::json and
+/// nlohmann::ordered_json.
 namespace weft::base {
 
 /// The value of `text`. Throws nlohmann::json::parse_error if it is not JSON.
@@ -27,5 +28,12 @@ std::string json_text(const Json& json);
 /// nlohmann::json::type_error if a text is not UTF-8.
 template <typename Json>
 std::string strict_json_text(const Json& json, int indent = -1);
+
+/// `json` as CBOR, which is shorter than text.
+std::string to_cbor(const nlohmann::json& json);
+
+/// The value of what to_cbor() returned. Throws nlohmann::json::exception if
+/// `bytes` are not CBOR.
+nlohmann::json parse_cbor(std::string_view bytes);
 
 } // namespace weft::base

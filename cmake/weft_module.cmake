@@ -1,5 +1,7 @@
 # Targets that every module shares: warnings, sanitizers, the precompiled
 # header; and weft_add_module(), one library per folder.
+include(${CMAKE_CURRENT_LIST_DIR}/batches.cmake)
+
 add_library(weft_warnings INTERFACE)
 target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Werror
   # Clang reports what libstdc++'s own stable_sort() calls. GCC does not, and
@@ -12,72 +14,6 @@ if(WEFT_SANITIZE)
     -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(weft_warnings INTERFACE -fsanitize=${WEFT_SANITIZE})
 endif()
-
-# weft_knows_specs(<out> <file>): whether a source or header includes
-# dtensor/spec/spec.h, itself or by way of its headers.
-function(weft_knows_specs out file)
-  set(property "WEFT_KNOWS_SPECS ${file}")
-  get_property(known GLOBAL PROPERTY ${property})
-  if("${known}" STREQUAL "")
-    set_property(GLOBAL PROPERTY ${property} OFF) # ends a circle of headers
-    set(known OFF)
-    file(STRINGS "${file}" headers REGEX "^#include \"")
-    list(TRANSFORM headers REPLACE "^#include \"([^\"]*)\".*" "\\1")
-    foreach(header IN LISTS headers)
-      if(header STREQUAL "dtensor/spec/spec.h")
-        set(known ON)
-      elseif(EXISTS "${PROJECT_SOURCE_DIR}/${header}")
-        weft_knows_specs(known "${PROJECT_SOURCE_DIR}/${header}")
-      endif()
-      if(known)
-        break()
-      endif()
-    endforeach()
-    set_property(GLOBAL PROPERTY ${property} ${known})
-  endif()
-  set(${out} ${known} PARENT_SCOPE)
-endfunction()
-
-# weft_batch(<target> [<bytes>]): compiles several sources at once. What several
-# of them instantiate and emit, a batch does once. Sources of a target share
-# their anonymous namespaces so; one that cannot is left out, with the reason,
-# by SKIP_UNITY_BUILD_INCLUSION. The time of a batch grows with its bytes, which
-# are therefore limited: 100 kB are some ten sources and take some ten seconds.
-# Sources that know DTensorSpec come first, if the others fill a batch: after a
-# change of it theirs are not compiled again.
-function(weft_batch target)
-  set(most ${ARGN})
-  if(NOT most)
-    set(most 100000)
-  endif()
-  get_target_property(sources ${target} SOURCES)
-  set(bytes 0)
-  set(first "")
-  set(others "")
-  foreach(source IN LISTS sources)
-    cmake_path(ABSOLUTE_PATH source OUTPUT_VARIABLE file)
-    set(knows OFF)
-    if(EXISTS "${file}")
-      weft_knows_specs(knows "${file}")
-      file(SIZE "${file}" own)
-      math(EXPR bytes "${bytes} + ${own}")
-    endif()
-    if(knows)
-      list(APPEND first ${source})
-    else()
-      list(APPEND others ${source})
-    endif()
-  endforeach()
-  list(LENGTH sources count)
-  math(EXPR batches "1 + ${bytes} / ${most}")
-  math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
-  set_target_properties(${target} PROPERTIES
-    UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE ${size})
-  list(LENGTH others count)
-  if(count GREATER_EQUAL size)
-    set_target_properties(${target} PROPERTIES SOURCES "${first};${others}")
-  endif()
-endfunction()
 
 # Without them ccache could not use a precompiled header.
 if(WEFT_IS_CLANG)

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::elastic {
 namespace {
 
@@ -174,11 +176,11 @@ Message message_of(const json& value) {
 std::string encode(const Message& message) {
   const auto value =
       std::visit([](const auto& part) { return to_json(part); }, message);
-  std::string bytes(sizeof(uint32_t), '\0');
-  json::to_cbor(value, bytes);
-  const auto length = static_cast<uint32_t>(bytes.size() - sizeof(uint32_t));
-  std::memcpy(bytes.data(), &length, sizeof(length));
-  return bytes;
+  const auto bytes = base::to_cbor(value);
+  const auto length = static_cast<uint32_t>(bytes.size());
+  std::string head(sizeof(length), '\0');
+  std::memcpy(head.data(), &length, sizeof(length));
+  return head + bytes;
 }
 
 std::optional<Message> MessageReader::take() {
@@ -197,7 +199,7 @@ std::optional<Message> MessageReader::take() {
   }
   const auto text = std::string_view(buffer_).substr(sizeof(length), length);
   try {
-    auto message = message_of(json::from_cbor(text));
+    auto message = message_of(base::parse_cbor(text));
     buffer_.erase(0, sizeof(length) + length);
     return message;
   } catch (const json::exception& error) {

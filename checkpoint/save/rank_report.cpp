@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace weft::checkpoint {
 namespace {
 
@@ -98,16 +100,14 @@ std::string to_bytes(
   }
   const Json all = {
       report.error, report.agreement, std::move(files), report.seconds};
-  std::string bytes;
-  Json::to_msgpack(all, bytes);
-  return bytes;
+  return base::to_cbor(all);
 }
 
 RankReport report_from_bytes(
     std::string_view bytes,
     const std::vector<StateItem>& items,
     uint64_t agreement) {
-  const auto json = Json::from_msgpack(bytes.begin(), bytes.end());
+  const auto json = base::parse_cbor(bytes);
   RankReport report{
       .error = json.at(0),
       .agreement = json.at(1),

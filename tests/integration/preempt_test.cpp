@@ -18,7 +18,7 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr int kSteps = 40;
+constexpr int kStepsOfRun = 40;
 
 class PreemptTest : public ProcessTest {
  protected:
@@ -26,7 +26,7 @@ class PreemptTest : public ProcessTest {
     return {
         "mesh.dp=" + std::to_string(dp),
         "mesh.tp=" + std::to_string(tp),
-        "train.steps=" + std::to_string(kSteps),
+        "train.steps=" + std::to_string(kStepsOfRun),
         "eval.every=7",
         "ema.decay=0.9",
         "output_dir=" + output};
@@ -46,7 +46,7 @@ class PreemptTest : public ProcessTest {
       const std::string& who = "SIGTERM") const {
     EXPECT_EQ(run.wait(), 143) << run.output() << run.error();
     const auto step = static_cast<int64_t>(metrics(output).size());
-    EXPECT_LT(step, kSteps);
+    EXPECT_LT(step, kStepsOfRun);
     EXPECT_EQ(
         read_text(folder_ / output / "checkpoints/latest"),
         "step-" + std::to_string(step) + "\n");
@@ -61,7 +61,7 @@ class PreemptTest : public ProcessTest {
   }
 
   void expect_same_end(const std::string& a, const std::string& b) const {
-    const auto step = "/checkpoints/step-" + std::to_string(kSteps);
+    const auto step = "/checkpoints/step-" + std::to_string(kStepsOfRun);
     Process diff(
         {WEFT_WEFT, "checkpoint", "diff", a + step, b + step}, folder_);
     EXPECT_EQ(diff.wait(), 0) << diff.output() << diff.error();
@@ -133,7 +133,7 @@ TEST_F(PreemptTest, AStepThatIsSavedAnywayIsSavedOnce) {
 
 TEST_F(PreemptTest, AStepThatCannotBeSavedLosesNothingElse) {
   fs::create_directories(folder_ / "run/checkpoints");
-  for (int step = 2; step <= kSteps; ++step) {
+  for (int step = 2; step <= kStepsOfRun; ++step) {
     write("run/checkpoints/step-" + std::to_string(step), "mine");
   }
   auto words = settings(1, 2, "run");
