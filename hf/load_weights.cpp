@@ -25,12 +25,9 @@ std::string failure_of(const std::function<void()>& act) {
     return "";
   } catch (const mesh::UsageError& error) {
     return kUsage + std::string(error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    mesh::rethrow_if_out_of_memory(error);
-    return kDamage + std::string(error.what_without_backtrace());
   } catch (const std::exception& error) {
     mesh::rethrow_if_out_of_memory(error);
-    return kDamage + std::string(error.what());
+    return kDamage + mesh::message_of(error);
   }
 }
 

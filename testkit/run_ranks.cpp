@@ -6,8 +6,8 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 
+#include "mesh/error/failure.h"
 #include "testkit/rank_store.h"
 
 namespace weft {
@@ -20,18 +20,6 @@ mesh::DeviceMesh RankContext::mesh(
 
 namespace testkit {
 namespace {
-
-std::string message_of(const std::exception_ptr& cause) {
-  try {
-    std::rethrow_exception(cause);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
 
 mesh::WorldOptions options_with(
     std::chrono::milliseconds timeout,
@@ -97,7 +85,7 @@ struct Ranks::State {
       if (error) {
         return;
       }
-      error.emplace(rank.rank, message_of(cause), std::move(cause));
+      error.emplace(rank.rank, mesh::message_of(cause), std::move(cause));
     }
     for (const RankContext& other : ranks) {
       other.world.abort();

@@ -14,6 +14,7 @@
 #include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 // Note [How ranks load together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -49,10 +50,8 @@ std::string error_of(const std::function<void()>& act) {
     return kDamaged + std::string(error.what_without_backtrace());
   } catch (const mesh::UsageError& error) {
     return kNoFolder + std::string(error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    return kFailed + std::string(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return kFailed + std::string(error.what());
+    return kFailed + mesh::message_of(error);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "checkpoint/store/store.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 // Note [How ranks save together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -66,10 +67,8 @@ std::string error_of_save(const Act& act) {
   try {
     act();
     return "";
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return mesh::message_of(error);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "checkpoint/store/store.h"
 #include "mesh/communicator/caller.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 
 // Note [Saving in the background]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -172,10 +173,8 @@ struct Saver::State {
     // From here on the other ranks count on this one's report.
     try {
       add_files(save, copies, stats);
-    } catch (const c10::Error& error) {
-      save.error = error.what_without_backtrace();
     } catch (const std::exception& error) {
-      save.error = error.what();
+      save.error = mesh::message_of(error);
     }
     if (copies) { // The tensors themselves may go.
       for (auto& item : save.items) {

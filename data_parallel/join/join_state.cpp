@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "mesh/communicator/exchange.h"
+#include "mesh/error/failure.h"
 
 // Note [Join]
 // ~~~~~~~~~~~
@@ -37,18 +38,6 @@ constexpr int64_t kFailedRanks = 1;
 
 bool is_same_group(const mesh::Communicator& a, const mesh::Communicator& b) {
   return a.name() == b.name() && a.ranks() == b.ranks();
-}
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
 }
 
 } // namespace
@@ -259,7 +248,7 @@ void Join::State::fail(const std::exception_ptr& error) {
     }
     send_header(false, true);
     std::exchange(header_work, std::nullopt)->wait();
-    tell_all("failed: " + message_of(error));
+    tell_all("failed: " + mesh::message_of(error));
   } catch (...) {
     // The others are at something else, or another rank aborted the group.
     abort();

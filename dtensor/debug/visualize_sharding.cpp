@@ -6,10 +6,11 @@
 #include <set>
 #include <vector>
 
-#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include "dtensor/spec/dim_shards.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "mesh/error/failure.h"
 
 namespace weft::dtensor {
 namespace {
@@ -275,10 +276,8 @@ class Picture {
 std::string guarded(const std::function<std::string()>& text) {
   try {
     return text();
-  } catch (const c10::Error& error) {
-    return c10::str("cannot be shown: ", error.what_without_backtrace(), "\n");
   } catch (const std::exception& error) {
-    return c10::str("cannot be shown: ", error.what(), "\n");
+    return c10::str("cannot be shown: ", mesh::message_of(error), "\n");
   }
 }
 

@@ -26,9 +26,7 @@ bool contains_any(
 
 // The first sentence, without gloo's "[/path/pair.cc:123] ".
 std::string first_cause(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  std::string text =
-      c10_error ? c10_error->what_without_backtrace() : error.what();
+  auto text = message_of(error);
   const size_t path = text.find("[/");
   const size_t path_end = text.find("] ", path);
   if (path != std::string::npos && path_end != std::string::npos) {
@@ -42,6 +40,21 @@ std::string first_cause(const std::exception& error) {
 }
 
 } // namespace
+
+std::string message_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error ? c10_error->what_without_backtrace() : error.what();
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return message_of(e);
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
 
 std::string format_seconds(std::chrono::milliseconds duration) {
   base::StringWriter out;

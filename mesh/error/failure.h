@@ -6,6 +6,12 @@
 
 namespace weft::mesh {
 
+/// The text of `error`. That of a c10::Error comes without libtorch's stack.
+std::string message_of(const std::exception& error);
+
+/// The text of an error that was kept, which may be of any type.
+std::string message_of(const std::exception_ptr& error);
+
 /// Describes a communication error in a sentence that tells the user what to
 /// do. `timeout` is the timeout of the operation.
 std::string failure_reason(

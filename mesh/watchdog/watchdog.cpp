@@ -5,13 +5,12 @@
 
 #include <pthread.h>
 
-#include <c10/util/Exception.h>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "mesh/communicator/format.h"
 #include "mesh/crash/stacks.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 #include "mesh/watchdog/activity.h"
 #include "mesh/watchdog/flight_files.h"
 #include "mesh/watchdog/peer_process.h"
@@ -147,26 +146,10 @@ GroupFailure Watchdog::publish_failure(const GroupFailure& failure) {
   return diagnosis.failure();
 }
 
-namespace {
-
-std::string exception_text(const std::exception_ptr& cause) {
-  try {
-    std::rethrow_exception(cause);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
-} // namespace
-
 void Watchdog::record_step_error(
     std::string_view what,
     const std::exception_ptr& cause) {
-  auto text = exception_text(cause);
+  auto text = message_of(cause);
   auto positions = groups_.positions();
   const std::lock_guard lock(mutex_);
   // One that left a part within this one by the same has said so already.

@@ -11,6 +11,7 @@
 
 #include "base/json_text.h"
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 #include "train/metrics/write_file.h"
 #include "train/report/assets.h"
 
@@ -299,10 +300,8 @@ template <class Body>
 std::string problem_in(const Body& body) {
   try {
     body();
-  } catch (const c10::Error& error) {
-    return fmt::format("report: {}", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return fmt::format("report: {}", error.what());
+    return "report: " + mesh::message_of(error);
   }
   return "";
 }

@@ -58,12 +58,9 @@ std::string on_first_rank(
   if (world.rank() == 0) {
     try {
       own = kSuccess + act();
-    } catch (const c10::Error& error) {
-      mesh::rethrow_if_out_of_memory(error);
-      own = kFailed + std::string(error.what_without_backtrace());
     } catch (const std::exception& error) {
       mesh::rethrow_if_out_of_memory(error);
-      own = kFailed + std::string(error.what());
+      own = kFailed + mesh::message_of(error);
     }
   }
   auto group = world.group();

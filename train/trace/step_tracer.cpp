@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "mesh/error/error.h"
+#include "mesh/error/failure.h"
 #include "train/metrics/write_file.h"
 #include "train/trace/module_spans.h"
 #include "train/trace/op_spans.h"
@@ -151,10 +152,8 @@ std::string StepTracer::write_own(const std::string& folder) {
     // Never an older run's file in the place of one that cannot be written.
     std::filesystem::remove(path_of(trace_.rank));
     write_file(path_of(trace_.rank), to_chrome_json(trace_));
-  } catch (const mesh::UsageError& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return mesh::message_of(error);
   }
   return "";
 }

@@ -16,6 +16,7 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/verify.h"
 #include "dtensor/tensor/dtensor.h"
+#include "mesh/error/failure.h"
 
 namespace weft::test {
 namespace {
@@ -60,11 +61,6 @@ void fill(const StateDicts& dicts, int64_t value) {
   for (const auto& [name, tensor] : dicts.at("model")) {
     dtensor::to_local(tensor).fill_(static_cast<double>(value));
   }
-}
-
-std::string message_of(const std::exception& error) {
-  const auto* known = dynamic_cast<const c10::Error*>(&error);
-  return known ? known->what_without_backtrace() : error.what();
 }
 
 class CrashRank {
@@ -124,10 +120,10 @@ class CrashRank {
       result["note"] = saver_.stats().note;
     } catch (const checkpoint::SaveError& error) {
       result["save"] = "refused";
-      result["error"] = message_of(error);
+      result["error"] = mesh::message_of(error);
     } catch (const std::exception& error) {
       result["save"] = "cut off";
-      result["error"] = message_of(error);
+      result["error"] = mesh::message_of(error);
     }
     result["seconds"] =
         std::chrono::duration<double>(Clock::now() - start).count();
@@ -183,7 +179,7 @@ void check_step(
     }
   } catch (const std::exception& error) {
     problems.push_back(
-        fmt::format("step {}: {}", step.step, message_of(error)));
+        fmt::format("step {}: {}", step.step, mesh::message_of(error)));
   }
 }
 
@@ -249,7 +245,7 @@ std::string check_after_crash(const CrashRun& run) {
       save_on(run, problems);
     }
   } catch (const std::exception& error) {
-    problems.push_back("the next start: " + message_of(error));
+    problems.push_back("the next start: " + mesh::message_of(error));
   }
   result["problems"] = problems;
   return result.dump();

@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include "mesh/error/failure.h"
+
 namespace weft::dtensor::check {
 namespace {
 
@@ -54,9 +56,7 @@ std::string describe(const Stack& arguments) {
 }
 
 std::string message_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text =
-      c10_error ? c10_error->what_without_backtrace() : error.what();
+  const auto text = mesh::message_of(error);
   return text.empty() ? "an error without a message" : text;
 }
 

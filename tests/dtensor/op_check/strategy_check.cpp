@@ -46,14 +46,13 @@ class StrategyCheck {
 
  private:
   void fail(const std::string& placements, const std::exception& error) {
-    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     report_.fail(
         {"strategies",
          sample_.name(),
          sample_.where,
          sample_.text + " on " + hand_.grid().meshes[0].to_string() + ": " +
              placements,
-         c10_error ? c10_error->what_without_backtrace() : error.what()});
+         message_of(error)});
   }
 
   bool has_failed() const {

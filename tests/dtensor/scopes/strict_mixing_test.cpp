@@ -9,6 +9,7 @@
 
 #include "dtensor/random/random_state.h"
 #include "dtensor/tensor/dtensor.h"
+#include "mesh/error/failure.h"
 #include "tests/dtensor/parts.h"
 
 namespace weft::dtensor {
@@ -660,10 +661,8 @@ std::string run(const Call& call) {
       y.sum().backward();
     }
     return {};
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return mesh::message_of(error);
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <new>
 #include <stdexcept>
+#include <string>
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "mesh/error/error.h"
@@ -13,6 +15,20 @@ namespace {
 template <class E>
 E make(const char* text) {
   return E({"", "", 0}, text);
+}
+
+TEST(Message, IsThatOfTheErrorWithoutLibtorchsStack) {
+  EXPECT_EQ(message_of(std::runtime_error("no room")), "no room");
+  try {
+    TORCH_CHECK(false, "sizes differ");
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()), "sizes differ");
+    EXPECT_EQ(message_of(error), "sizes differ");
+    EXPECT_EQ(message_of(std::current_exception()), "sizes differ");
+  }
+  EXPECT_EQ(
+      message_of(std::make_exception_ptr(1)),
+      "an exception that is not a std::exception");
 }
 
 TEST(OutOfMemory, IsKnownByItsTypeAndByLibtorchsWords) {
