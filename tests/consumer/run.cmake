@@ -84,9 +84,11 @@ foreach(program weft weftrun)
   run("${prefix}/bin/${program}" --help)
 endforeach()
 
-# The code blocks of README.md and docs/*.md.
+# The code blocks of README.md and docs/*.md, with assertions. No debugger will
+# look at them, so without what it would need.
 build("${COMPILER}" "${SOURCE}/../outside" "${SCRATCH}/outside"
-      "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug)
+      "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug
+      -DCMAKE_CXX_FLAGS_DEBUG=)
 run(${CMAKE_COMMAND} -E env OMP_NUM_THREADS=1
     ${CMAKE_COMMAND} -E chdir "${SCRATCH}" "${SCRATCH}/outside/outside")
 run("${prefix}/bin/weftrun" --nproc-per-node 3 --

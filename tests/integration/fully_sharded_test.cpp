@@ -21,7 +21,7 @@
 namespace weft::recipes {
 namespace {
 
-constexpr int64_t kShardedSteps = 6;
+constexpr int64_t kShardedSteps = 4;
 
 /// `model`: a type. Sizes that neither 3 nor 4 ranks divide.
 Recipe small_recipe(const std::string& model, int64_t ranks) {

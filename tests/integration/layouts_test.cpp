@@ -1,5 +1,5 @@
 // One recipe on many meshes: the same weights at the start, the same losses and
-// the same weights after 12 steps as on one rank.
+// the same weights after 8 steps as on one rank.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace weft::recipes {
 namespace {
 
-constexpr int64_t kSteps = 12;
+constexpr int64_t kSteps = 8;
 
 struct Layout {
   int64_t dp;
@@ -58,7 +58,7 @@ Recipe recipe_of(const Layout& layout, const std::string& corpus) {
   recipe.train.micro_batch_size =
       kGlobalBatch / (layout.dp * layout.accumulation);
   recipe.optimizer.lr = 3e-3;
-  recipe.lr_schedule.warmup_steps = 5;
+  recipe.lr_schedule.warmup_steps = 3;
   recipe.eval.batches = 1;
   recipe.origins.source = "test";
   validate(recipe, layout.dp * layout.tp);
