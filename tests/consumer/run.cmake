@@ -84,11 +84,12 @@ foreach(program weft weftrun)
   run("${prefix}/bin/${program}" --help)
 endforeach()
 
-# The code blocks of README.md and docs/*.md, with assertions. No debugger will
-# look at them, so without what it would need.
+# With assertions, and without what a debugger needs.
+set(debug -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=)
+
+# The code blocks of README.md and docs/*.md.
 build("${COMPILER}" "${SOURCE}/../outside" "${SCRATCH}/outside"
-      "-DROOT=${SOURCE}/../.." -DCMAKE_BUILD_TYPE=Debug
-      -DCMAKE_CXX_FLAGS_DEBUG=)
+      "-DROOT=${SOURCE}/../.." ${debug})
 run(${CMAKE_COMMAND} -E env OMP_NUM_THREADS=1
     ${CMAKE_COMMAND} -E chdir "${SCRATCH}" "${SCRATCH}/outside/outside")
 run("${prefix}/bin/weftrun" --nproc-per-node 3 --
@@ -99,7 +100,8 @@ endif()
 
 # The example of docs/your_own_model.md: alone, on four ranks, and on four that
 # go on from where two left off.
-build("${COMPILER}" "${SOURCE}/../../examples/own_model" "${SCRATCH}/own_model")
+build("${COMPILER}" "${SOURCE}/../../examples/own_model" "${SCRATCH}/own_model"
+      ${debug})
 set(own_model "${SCRATCH}/own_model/own_model")
 set(weftrun "${prefix}/bin/weftrun" --nproc-per-node)
 set(saved "--save=${SCRATCH}/checkpoints")
