@@ -61,7 +61,7 @@ endfunction()
 # of them instantiate and emit, a batch does once. Sources of a target share
 # their anonymous namespaces so; one that cannot is left out, with the reason,
 # by SKIP_UNITY_BUILD_INCLUSION. The time of a batch grows with its bytes, which
-# are therefore limited: 120 kB are some fifteen sources and take some ten seconds.
+# are therefore limited: 120 kB are some fifteen sources and take ten seconds.
 #
 # Three kinds of sources have batches of their own, where they fill half of one:
 # those that include CLI11, which each batch that has one of them compiles
