@@ -21,8 +21,8 @@ def mismatched(suite):
             f"ranks call different things, over {where}",
             f"a random rank of four: {', '.join(kinds)}; {suite.runs} times "
             "each, at a random step",
-            "exit 5 in 2 s; the line has both calls (op, shape, name, number) "
-            "and the odd rank",
+            f"exit 5{'' if suite.sample else ' in 2 s'}; the line has both "
+            "calls (op, shape, name, number) and the odd rank",
             f"{len(good)} of {len(hits)}; the first line after "
             f"{spread(hits, 'named')}, all gone after {spread(hits, 'gone')}; "
             f"said by all four ranks in {everywhere}",
@@ -44,7 +44,9 @@ def call_wrongly(suite, kind, backend):
         line = first[1].string
         names_both = (re.search(rf"\brank {rank}\b", line)
                       and line.count("#") >= 2)
-        hit["problem"] = None if names_both and hit["named"] < 2 else line
+        # Beside other tests a rank may have to wait for a processor.
+        in_time = suite.sample or hit["named"] < 2
+        hit["problem"] = None if names_both and in_time else line
     hit["ranks"] = len({match[1] for _, line in run.lines
                         for match in [re.match(r"ERROR 5 rank=(\d)", line)]
                         if match})

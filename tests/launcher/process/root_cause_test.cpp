@@ -134,10 +134,11 @@ TEST(RootCauseTest, AKillByTheKernelForMemoryIsNamed) {
   if (!cgroup.made()) {
     GTEST_SKIP() << "no memory cgroup of version 1 can be made here";
   }
+  // In the end weftrun looks for the cgroup of a worker once a second.
   WeftrunProcess run(shell(
       2,
-      "if [ $RANK = 1 ]; then echo $$ > " + cgroup.processes() + "; exec " +
-          kHungryWorker + "; fi; sleep 100"));
+      "if [ $RANK = 1 ]; then echo $$ > " + cgroup.processes() +
+          "; sleep 2; exec " + kHungryWorker + "; fi; sleep 100"));
   EXPECT_EQ(run.wait(), 137);
   EXPECT_THAT(
       run.last_error_line(),
