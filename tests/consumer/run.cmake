@@ -1,7 +1,7 @@
 # cmake -DSOURCE=<this folder> -DBUILD=<Weft's build> -DSCRATCH=<folder>
 #       -DCOMPILER=<Weft's> -DOTHER_COMPILER=<g++, where that is clang>
 #       -DLAUNCHER=<ccache> -DSLOPPINESS=<its> -DLIBTORCH=<libtorch's folder>
-#       -P run.cmake
+#       -DPCH=<see pch.cmake> -DPCH_FLAGS=<of its compiler> -P run.cmake
 # Installs Weft to a scratch prefix, builds the consumer and the example
 # against it and runs them.
 cmake_minimum_required(VERSION 3.25)
@@ -24,7 +24,7 @@ function(build compiler source folder)
       "-DCMAKE_PREFIX_PATH=${prefix}"
       "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
       "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
-      "-DCMAKE_PROJECT_INCLUDE=${SOURCE}/comparable_pch.cmake" ${ARGN})
+      "-DCMAKE_PROJECT_INCLUDE=${SOURCE}/pch.cmake" ${ARGN})
   run(${CMAKE_COMMAND} --build "${folder}")
 endfunction()
 
@@ -84,8 +84,11 @@ foreach(program weft weftrun)
   run("${prefix}/bin/${program}" --help)
 endforeach()
 
-# With assertions, and without what a debugger needs.
-set(debug -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=)
+# Neither optimised nor with what a debugger needs.
+set(debug -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_CXX_FLAGS_DEBUG=${PCH_FLAGS}")
+if(PCH)
+  list(APPEND debug "-DPCH=${PCH}" -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
+endif()
 
 # The code blocks of README.md and docs/*.md.
 build("${COMPILER}" "${SOURCE}/../outside" "${SCRATCH}/outside"

@@ -10,8 +10,6 @@ import pathlib
 import re
 import sys
 
-BLOCKS_A_SOURCE = 12
-
 
 def blocks_of(root):
     documents = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
@@ -99,10 +97,7 @@ def main():
     if errors:
         sys.exit("\n".join(errors))
     out.mkdir(parents=True, exist_ok=True)
-    for at in range(0, len(sources), BLOCKS_A_SOURCE):
-        text = '#include "fixtures.h"\n' + "".join(
-            sources[at:at + BLOCKS_A_SOURCE])
-        (out / f"blocks_{at // BLOCKS_A_SOURCE}.cpp").write_text(text)
+    (out / "blocks.cpp").write_text('#include "fixtures.h"\n' + "".join(sources))
     (out / "blocks.inc").write_text("\n".join(
         [*declarations, "const Snippet kSnippets[] = {", *table, "};", ""]))
     print(f"{len(blocks)} blocks, {len(table)} run")
