@@ -134,9 +134,11 @@ def run(text, comments, scratch, environment):
 
 def make_scratch(root, build, libtorch, scratch):
     shutil.rmtree(scratch, ignore_errors=True)
-    packages = scratch / ".venv/lib/python3/site-packages"
-    packages.mkdir(parents=True)
-    (packages / "torch").symlink_to(libtorch)
+    # The text that the recipes train on: a part of it, since each rank of each run
+    # looks at all its files.
+    text = pathlib.Path("include/torch/csrc/api/include")
+    shutil.copytree(
+        libtorch / text, scratch / ".venv/lib/python3/site-packages/torch" / text)
     (scratch / "build").symlink_to(build)
     for name in ("docs", "examples", "recipes"):
         (scratch / name).symlink_to(root / name)
