@@ -63,16 +63,17 @@ endfunction()
 # by SKIP_UNITY_BUILD_INCLUSION. The time of a batch grows with its bytes, which
 # are therefore limited: 120 kB are some fifteen sources and take ten seconds.
 #
-# Three kinds of sources have batches of their own, where they fill half of one:
-# those that include CLI11, which each batch that has one of them compiles
-# again; those that know DTensorSpec, so that after a change of it the others
-# are not compiled again; and the others.
+# Three kinds of sources have batches of their own: those that include CLI11, which
+# each batch that has one of them compiles again, where they fill half of one; those
+# that know DTensorSpec; and the others, which a change of it does not compile again,
+# where they fill a third of one.
 function(weft_batch target)
   set(most ${ARGN})
   if(NOT most)
     set(most 120000)
   endif()
   math(EXPR half "${most} / 2")
+  math(EXPR third "${most} / 3")
   set(cli11 "")
   set(specs "")
   set(others "")
@@ -93,19 +94,23 @@ function(weft_batch target)
     endif()
   endforeach()
   _weft_bytes_of(bytes ${others})
-  if(bytes LESS half)
+  if(bytes LESS third)
     list(APPEND specs ${others})
     set(others "")
   endif()
+  _weft_bytes_of(bytes ${cli11})
+  if(bytes LESS half AND specs)
+    list(PREPEND specs ${cli11})
+    set(cli11 "")
+  elseif(bytes LESS half)
+    list(PREPEND others ${cli11})
+    set(cli11 "")
+  endif()
 
   set(batch 0)
-  set(uncut "")
   foreach(kind IN ITEMS cli11 specs others)
-    list(APPEND uncut ${${kind}})
-    _weft_bytes_of(bytes ${uncut})
-    if(bytes GREATER_EQUAL half OR kind STREQUAL "others")
-      _weft_cut(batch ${most} ${uncut})
-      set(uncut "")
+    if(${kind})
+      _weft_cut(batch ${most} ${${kind}})
     endif()
   endforeach()
   set_target_properties(${target} PROPERTIES

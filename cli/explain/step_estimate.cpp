@@ -8,6 +8,7 @@
 
 #include "cli/explain/measured.h"
 #include "cli/explain/memory_meter.h"
+#include "dtensor/debug/explain.h"
 #include "dtensor/nn/clip_grad.h"
 #include "dtensor/tensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

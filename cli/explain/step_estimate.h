@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "config/recipe.h"
-#include "dtensor/debug/explain.h"
 #include "mesh/link_cost.h"
 
 namespace weft::recipes {
