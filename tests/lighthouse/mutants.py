@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """mutants.py CXX SOURCE_DIR BUILD_DIR OBJECT...
 
-With the objects of the simulation. Breaks one rule of the elastic protocol at a time and runs the simulation, which
+Breaks one rule of the elastic protocol at a time and runs the simulation, which
 must find a violation. A rule that no schedule needs is either superfluous or not
-tested.
+tested. The objects are those of the simulation.
 """
 
 import pathlib
