@@ -21,5 +21,13 @@
 #define WEFT_FOR_EACH_PROCESSOR
 #endif
 
+// WEFT_IVDEP before a loop says that its iterations do not depend on each
+// other: the compiler makes vectors of them without comparing their pointers.
+#ifdef __clang__
+#define WEFT_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define WEFT_IVDEP _Pragma("GCC ivdep")
+#endif
+
 /// Marks a function to be compiled into each of those copies.
 #define WEFT_INLINE inline __attribute__((always_inline))

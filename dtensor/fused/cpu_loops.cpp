@@ -12,12 +12,11 @@
 // two of the widest vectors; clang would otherwise write short loops over a
 // block out before it makes vectors of them, and then makes none.
 #ifdef __clang__
-#define WEFT_VECTORS                             \
-  _Pragma("clang loop vectorize(assume_safety)") \
-      _Pragma("clang loop interleave_count(2)")  \
-          _Pragma("clang loop unroll(disable)")
+#define WEFT_VECTORS                                   \
+  WEFT_IVDEP _Pragma("clang loop interleave_count(2)") \
+      _Pragma("clang loop unroll(disable)")
 #else
-#define WEFT_VECTORS _Pragma("GCC ivdep")
+#define WEFT_VECTORS WEFT_IVDEP
 #endif
 
 namespace weft::dtensor::fused {

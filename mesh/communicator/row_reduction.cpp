@@ -5,8 +5,6 @@
 #include <complex>
 #include <type_traits>
 
-#include <Eigen/Core>
-
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -19,12 +17,7 @@ namespace {
 // Sums of so many elements stay in the first cache.
 constexpr int64_t kBlock = 2048;
 
-template <class T>
-using Row = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
-template <class T>
-using MutableRow = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
-
-// Eigen converts halves one by one unless the compiler may assume newer
+// Compilers convert halves one by one unless they may assume newer
 // instructions; these loops are compiled for older and newer processors.
 #if defined(__x86_64__)
 #define WEFT_F16C __attribute__((target("f16c")))
@@ -90,35 +83,75 @@ constexpr bool is_narrow =
 template <class T>
 using SumOf = std::conditional_t<is_narrow<T>, float, T>;
 
+template <class T>
+constexpr auto unsigned_of() {
+  if constexpr (std::is_integral_v<T>) {
+    return std::common_type_t<unsigned, std::make_unsigned_t<T>>();
+  } else {
+    return T();
+  }
+}
+// What values of T are added and multiplied as: integers wrap around.
+template <class T>
+using Modular = decltype(unsigned_of<T>());
+
 struct Add {
-  template <class A, class B>
-  static auto apply(const A& a, const B& b) {
-    return a + b;
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(Modular<T>(a) + Modular<T>(b));
   }
 };
 struct Multiply {
-  template <class A, class B>
-  static auto apply(const A& a, const B& b) {
-    return a * b;
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(Modular<T>(a) * Modular<T>(b));
   }
 };
 // What is not a number stays none.
 struct Least {
-  template <class A, class B>
-  static auto apply(const A& a, const B& b) {
-    return a.binaryExpr(b, [](const auto& x, const auto& y) {
-      return x < y || x != x ? x : y;
-    });
+  template <class T>
+  static T apply(T a, T b) {
+    return a < b || a != a ? a : b;
   }
 };
 struct Most {
-  template <class A, class B>
-  static auto apply(const A& a, const B& b) {
-    return a.binaryExpr(b, [](const auto& x, const auto& y) {
-      return x > y || x != x ? x : y;
-    });
+  template <class T>
+  static T apply(T a, T b) {
+    return a > b || a != a ? a : b;
   }
 };
+
+WEFT_FOR_EACH_PROCESSOR void
+add(const float* a, const float* b, int64_t count, float* to) {
+  WEFT_IVDEP
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = a[i] + b[i];
+  }
+}
+
+WEFT_FOR_EACH_PROCESSOR void
+add(const double* a, const double* b, int64_t count, double* to) {
+  WEFT_IVDEP
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = a[i] + b[i];
+  }
+}
+
+// `to` may be `a` or `b`.
+template <class Op, class T>
+void combine(const T* a, const T* b, int64_t count, T* to) {
+  if constexpr (std::is_same_v<Op, Add> && std::is_floating_point_v<T>) {
+    add(a, b, count, to);
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    WEFT_IVDEP
+    for (int64_t i = 0; i < count; ++i) {
+      to[i] = Op::apply(a[i], b[i]);
+    }
+  } else {
+    // Complex numbers, whose product compilers do not make vectors of.
+    std::transform(a, a + count, b, to, Op::template apply<T>);
+  }
+}
 
 struct Job {
   void* output;
@@ -139,60 +172,46 @@ const SumOf<T>* load(const T* from, int64_t count, SumOf<T>* buffer) {
   }
 }
 
-template <class T>
-void store(const SumOf<T>* from, int64_t count, T* to) {
-  if constexpr (is_narrow<T>) {
-    narrow(from, count, to);
-  } else {
-    MutableRow<T>(to, count) = Row<T>(from, count);
-  }
-}
-
-// Part by part: how a complex number is divided by one depends on whether a
-// vector holds it.
-template <class T>
-void divide(T* sums, int64_t count, int64_t by) {
-  if constexpr (Eigen::NumTraits<T>::IsComplex) {
-    using Part = typename T::value_type;
-    MutableRow<Part>(reinterpret_cast<Part*>(sums), 2 * count) /=
-        static_cast<Part>(by);
-  } else {
-    MutableRow<T>(sums, count) /= static_cast<T>(by);
-  }
-}
-
-template <class T, class Combine>
+template <class T, class Op>
 void reduce(const Job& job) {
   using Sum = SumOf<T>;
   alignas(64) Sum sums[kBlock];
   alignas(64) Sum widened[kBlock];
   for (int64_t begin = 0; begin < job.count; begin += kBlock) {
     const int64_t n = std::min(kBlock, job.count - begin);
-    const auto row = [&](int64_t index) {
-      const auto* values = static_cast<const T*>(job.rows[index]) + begin;
-      return Row<Sum>(load(values, n, widened), n);
+    const auto row = [&](int64_t index, Sum* buffer) {
+      return load(static_cast<const T*>(job.rows[index]) + begin, n, buffer);
     };
     T* const output = static_cast<T*>(job.output) + begin;
+    // The output may be a later row: only the last operation writes to it.
+    Sum* last = sums;
     if constexpr (!is_narrow<T>) {
-      if (job.num_rows == 2 && !job.average) {
-        MutableRow<T>(output, n) = Combine::apply(row(0), row(1));
-        continue;
-      }
+      last = output;
     }
-    MutableRow<Sum> sum(sums, n);
-    sum = row(0);
+    const Sum* sum = row(0, sums);
     for (int64_t index = 1; index < job.num_rows; ++index) {
-      sum = Combine::apply(sum, row(index));
+      const bool is_last = index + 1 == job.num_rows && !job.average;
+      Sum* const to = is_last ? last : sums;
+      combine<Op>(sum, row(index, widened), n, to);
+      sum = to;
     }
     if (job.average) {
-      divide(sums, n, job.num_rows);
+      const auto divide = [by = static_cast<Sum>(job.num_rows)](Sum x) {
+        return static_cast<Sum>(x / by);
+      };
+      std::transform(sum, sum + n, last, divide);
     }
-    store(sums, n, output);
+    if constexpr (is_narrow<T>) {
+      narrow(sums, n, output);
+    } else if (job.num_rows == 1 && !job.average) {
+      std::copy_n(sum, n, output);
+    }
   }
 }
 
+// The value says which type the rows have.
 template <class T>
-void reduce_by(const Job& job, ReduceOp op) {
+void reduce_by(const Job& job, ReduceOp op, T) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
@@ -200,14 +219,29 @@ void reduce_by(const Job& job, ReduceOp op) {
     case ReduceOp::kProduct:
       return reduce<T, Multiply>(job);
     case ReduceOp::kMin:
+      return reduce<T, Least>(job);
     case ReduceOp::kMax:
-      if constexpr (!Eigen::NumTraits<SumOf<T>>::IsComplex) {
-        return op == ReduceOp::kMin ? reduce<T, Least>(job)
-                                    : reduce<T, Most>(job);
-      }
+      return reduce<T, Most>(job);
   }
-  throw_error<c10::ValueError>(
-      "[reduce] Minimum and maximum are not defined for complex numbers.");
+}
+
+template <class Part>
+void reduce_by(const Job& job, ReduceOp op, std::complex<Part>) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg: {
+      // Added, and divided by a real number, part by part.
+      Job parts = job;
+      parts.count *= 2;
+      return reduce<Part, Add>(parts);
+    }
+    case ReduceOp::kProduct:
+      return reduce<std::complex<Part>, Multiply>(job);
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      throw_error<c10::ValueError>(
+          "[reduce] Minimum and maximum are not defined for complex numbers.");
+  }
 }
 
 // True is one, so "or" is the greater and "and" the lesser.
@@ -270,7 +304,7 @@ void reduce_row_pointers(
   const Job job{output, rows, num_rows, count, op == ReduceOp::kAvg};
   const auto kind = dtype == c10::kBool ? of_booleans(op) : op;
   const bool known = with_type(dtype, [&](auto value) {
-    reduce_by<decltype(value)>(job, kind);
+    reduce_by(job, kind, value);
     return true;
   });
   if (!known) {

@@ -19,12 +19,14 @@ using test::kReducibleDtypes;
 using test::random_values;
 using test::same_bits;
 
-at::Tensor reduce(const std::vector<at::Tensor>& rows, ReduceOp op) {
+void reduce_into(
+    const at::Tensor& output,
+    const std::vector<at::Tensor>& rows,
+    ReduceOp op) {
   std::vector<const void*> pointers;
   for (const auto& row : rows) {
     pointers.push_back(row.const_data_ptr());
   }
-  auto output = at::zeros_like(rows[0]);
   reduce_row_pointers(
       output.mutable_data_ptr(),
       pointers.data(),
@@ -32,6 +34,11 @@ at::Tensor reduce(const std::vector<at::Tensor>& rows, ReduceOp op) {
       output.numel(),
       output.scalar_type(),
       op);
+}
+
+at::Tensor reduce(const std::vector<at::Tensor>& rows, ReduceOp op) {
+  auto output = at::zeros_like(rows[0]);
+  reduce_into(output, rows, op);
   return output;
 }
 
@@ -152,22 +159,18 @@ TEST(RowReduction, IntegersWrapAround) {
 }
 
 TEST(RowReduction, TheOutputMayBeAnyOfTheRows) {
-  for (const auto dtype : {at::kFloat, at::kHalf}) {
-    for (size_t own = 0; own < 3; ++own) {
-      auto rows = random_rows(3, 5001, dtype);
-      const auto expected = reduce(rows, ReduceOp::kSum);
-      std::vector<const void*> pointers;
-      for (const auto& row : rows) {
-        pointers.push_back(row.const_data_ptr());
+  for (const auto dtype : kReducibleDtypes) {
+    for (const auto op : kReduceOps) {
+      for (const size_t num_rows : {1, 2, 3}) {
+        for (size_t own = 0; is_defined(dtype, op) && own < num_rows; ++own) {
+          auto rows = random_rows(static_cast<int64_t>(num_rows), 5001, dtype);
+          const auto expected = reduce(rows, op);
+          reduce_into(rows[own], rows, op);
+          EXPECT_TRUE(same_bits(rows[own], expected))
+              << dtype << " " << int(op) << " into row " << own << " of "
+              << num_rows;
+        }
       }
-      reduce_row_pointers(
-          rows[own].mutable_data_ptr(),
-          pointers.data(),
-          3,
-          5001,
-          dtype,
-          ReduceOp::kSum);
-      EXPECT_TRUE(same_bits(rows[own], expected));
     }
   }
 }
