@@ -85,11 +85,11 @@ class AllReduce final : public ShmCall {
   bool writes_ahead(uint64_t round) const override {
     return !by_shares_ || round % 2 == 0;
   }
-  void write(uint64_t round, std::byte* slot) override {
+  void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     const auto piece = piece_at(round);
     const auto part =
         by_shares_ && round % 2 == 1 ? share_of(piece, shape().rank) : piece;
-    copy_bytes(slot, data_of(tensor_) + part.begin, part.size);
+    writer.copy(slot, data_of(tensor_) + part.begin, part.size);
   }
   void read(uint64_t round, const ShmSegment& segment, uint64_t at) override {
     const auto piece = piece_at(round);
@@ -174,9 +174,9 @@ class AllGather final : public ShmCall {
   }
 
   uint64_t rounds() const override { return max_pieces(parts_, step_); }
-  void write(uint64_t round, std::byte* slot) override {
+  void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     const auto piece = piece_of({0, input_.nbytes()}, step_, round);
-    copy_bytes(slot, data_of(input_) + piece.begin, piece.size);
+    writer.copy(slot, data_of(input_) + piece.begin, piece.size);
   }
   void read(uint64_t round, const ShmSegment& segment, uint64_t at) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
@@ -220,11 +220,11 @@ class ReduceScatter final : public ShmCall {
         op_(op) {}
 
   uint64_t rounds() const override { return max_pieces(parts_, lane_); }
-  void write(uint64_t round, std::byte* slot) override {
+  void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
       if (peer != shape().rank) {
         const auto piece = piece_of(parts_[peer], lane_, round);
-        copy_bytes(
+        writer.copy(
             slot + lane_ * peer, data_of(input_) + piece.begin, piece.size);
       }
     }
@@ -286,10 +286,10 @@ class AllToAll final : public ShmCall {
   uint64_t rounds() const override {
     return std::max(max_pieces(from_, lane_), max_pieces(to_, lane_));
   }
-  void write(uint64_t round, std::byte* slot) override {
+  void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
       const auto piece = piece_of(from_[peer], lane_, round);
-      copy_bytes(
+      writer.copy(
           slot + lane_ * peer, data_of(input_) + piece.begin, piece.size);
     }
   }
@@ -329,10 +329,10 @@ class Broadcast final : public ShmCall {
   uint64_t rounds() const override {
     return pieces_in(tensor_.nbytes(), step_);
   }
-  void write(uint64_t round, std::byte* slot) override {
+  void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     if (shape().rank == root_) {
       const auto piece = piece_of({0, tensor_.nbytes()}, step_, round);
-      copy_bytes(slot, data_of(tensor_) + piece.begin, piece.size);
+      writer.copy(slot, data_of(tensor_) + piece.begin, piece.size);
     }
   }
   bool reads(int64_t peer) const override { return peer == root_; }
@@ -358,7 +358,7 @@ class Barrier final : public ShmCall {
  public:
   explicit Barrier(ShmShape shape) : ShmCall(ShmKind::kBarrier, shape) {}
   uint64_t rounds() const override { return 1; }
-  void write(uint64_t, std::byte*) override {}
+  void write(uint64_t, std::byte*, ShmSlotWriter&) override {}
   void read(uint64_t, const ShmSegment&, uint64_t) override {}
   c10::ScalarType dtype() const override { return c10::kByte; }
   uint64_t bytes_for(int64_t) const override { return 0; }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mesh/backends/shm/shm_segment.h"
+#include "mesh/backends/shm/shm_slot_writer.h"
 #include "mesh/communicator/backend.h"
 
 namespace weft::mesh {
@@ -44,7 +45,8 @@ class ShmCall {
   /// Returns true if `round` may be written before the previous round was read.
   virtual bool writes_ahead(uint64_t round) const;
   /// Writes the data that the other ranks read in `round` into the slot.
-  virtual void write(uint64_t round, std::byte* slot) = 0;
+  virtual void
+  write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) = 0;
   /// Returns true if this rank reads the slots of `peer`.
   virtual bool reads(int64_t peer) const;
   /// Reads the slots of one round, which are all published. `at` is the round's

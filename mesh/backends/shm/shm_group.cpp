@@ -147,7 +147,7 @@ bool ShmGroup::try_write(ShmOperation& operation) {
   for (int64_t peer = 0; peer < shape_.size; ++peer) {
     bytes[peer] = call.bytes_for(peer);
   }
-  call.write(round, segment_.slot(shape_.rank, at));
+  call.write(round, segment_.slot(shape_.rank, at), writer_);
   ++operation.written;
   segment_.own().published.store(at + 1);
   segment_.ring_others();

@@ -9,6 +9,7 @@
 
 #include "mesh/backends/shm/shm_call.h"
 #include "mesh/backends/shm/shm_segment.h"
+#include "mesh/backends/shm/shm_slot_writer.h"
 
 namespace weft::mesh {
 
@@ -64,6 +65,7 @@ class ShmGroup {
   GroupMembers members_;
   ShmShape shape_;
   ShmSegment segment_;
+  ShmSlotWriter writer_;
   std::deque<std::shared_ptr<ShmOperation>> queue_;
   uint64_t next_sequence_ = 0;
   /// The number of rounds of all finished calls together.
