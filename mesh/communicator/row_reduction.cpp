@@ -203,7 +203,7 @@ void reduce(const Job& job) {
     }
     if constexpr (is_narrow<T>) {
       narrow(sums, n, output);
-    } else if (job.num_rows == 1 && !job.average) {
+    } else if (job.num_rows == 1 && !job.average && sum != output) {
       std::copy_n(sum, n, output);
     }
   }

@@ -89,7 +89,7 @@ class AllReduce final : public ShmCall {
     const auto piece = piece_at(round);
     const auto part =
         by_shares_ && round % 2 == 1 ? share_of(piece, shape().rank) : piece;
-    writer.copy(slot, data_of(tensor_) + part.begin, part.size);
+    writer.copy_for_all(slot, data_of(tensor_) + part.begin, part.size);
   }
   void read(uint64_t round, const ShmSegment& segment, uint64_t at) override {
     const auto piece = piece_at(round);
@@ -176,7 +176,7 @@ class AllGather final : public ShmCall {
   uint64_t rounds() const override { return max_pieces(parts_, step_); }
   void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     const auto piece = piece_of({0, input_.nbytes()}, step_, round);
-    writer.copy(slot, data_of(input_) + piece.begin, piece.size);
+    writer.copy_for_all(slot, data_of(input_) + piece.begin, piece.size);
   }
   void read(uint64_t round, const ShmSegment& segment, uint64_t at) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
@@ -224,8 +224,11 @@ class ReduceScatter final : public ShmCall {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
       if (peer != shape().rank) {
         const auto piece = piece_of(parts_[peer], lane_, round);
-        writer.copy(
-            slot + lane_ * peer, data_of(input_) + piece.begin, piece.size);
+        writer.copy_for(
+            peer,
+            slot + lane_ * peer,
+            data_of(input_) + piece.begin,
+            piece.size);
       }
     }
   }
@@ -289,8 +292,8 @@ class AllToAll final : public ShmCall {
   void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     for (int64_t peer = 0; peer < shape().size; ++peer) {
       const auto piece = piece_of(from_[peer], lane_, round);
-      writer.copy(
-          slot + lane_ * peer, data_of(input_) + piece.begin, piece.size);
+      writer.copy_for(
+          peer, slot + lane_ * peer, data_of(input_) + piece.begin, piece.size);
     }
   }
   void read(uint64_t round, const ShmSegment& segment, uint64_t at) override {
@@ -332,7 +335,7 @@ class Broadcast final : public ShmCall {
   void write(uint64_t round, std::byte* slot, ShmSlotWriter& writer) override {
     if (shape().rank == root_) {
       const auto piece = piece_of({0, tensor_.nbytes()}, step_, round);
-      writer.copy(slot, data_of(tensor_) + piece.begin, piece.size);
+      writer.copy_for_all(slot, data_of(tensor_) + piece.begin, piece.size);
     }
   }
   bool reads(int64_t peer) const override { return peer == root_; }

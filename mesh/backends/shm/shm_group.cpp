@@ -29,7 +29,8 @@ ShmGroup::ShmGroup(
     const ShmDoorbell& own_doorbell)
     : members_(members),
       shape_{members.rank, static_cast<int64_t>(members.ranks.size())},
-      segment_(members, rendezvous, kShmSlotBytes, own_doorbell) {}
+      segment_(members, rendezvous, kShmSlotBytes, own_doorbell),
+      writer_(shape_.size) {}
 
 std::shared_ptr<ShmOperation> ShmGroup::push(std::unique_ptr<ShmCall> call) {
   auto operation = std::make_shared<ShmOperation>();

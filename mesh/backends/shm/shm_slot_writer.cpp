@@ -12,15 +12,13 @@
 namespace weft::mesh {
 namespace {
 
-// Smaller copies take a microsecond at most.
+// Smaller copies lose 3 us at most, and reading the clock would show in them.
 constexpr size_t kLeastStreamed = size_t{8} * 1024;
-// What ordinary stores must cost more than non-temporal ones. Between cores
-// that share a last-level cache they cost up to 8 ns a line more, of which the
-// reader loses half or all again; between others 13 to 25 ns.
-constexpr double kRatio = 3;
-constexpr double kNsPerByte = 12.0 / 64;
-// How often a rank that uses non-temporal stores tries the others.
-constexpr uint64_t kCopiesPerTrial = 1024;
+// See Note [Stores to a slot]. Up to these limits the reader may lose as much
+// as the writer gains.
+constexpr double kLeastRatio = 3;
+constexpr double kLeastGainPerByte = 12.0 / 64;
+constexpr uint64_t kMostCopiesPerTrial = 1024;
 
 #if defined(__x86_64__)
 constexpr bool kCanStream = true;
@@ -57,29 +55,56 @@ double ShmStoreChoice::Times::least() const {
 }
 
 bool ShmStoreChoice::next_is_streamed() {
-  ++copies_;
-  if (!streamed_.is_full()) {
+  if (!ordinary_.is_full() || !streamed_.is_full()) {
     return ordinary_.is_full();
   }
-  return streams_ && copies_ % kCopiesPerTrial != 0;
+  if (++copies_since_trial_ < period_) {
+    return streams_;
+  }
+  copies_since_trial_ = 0;
+  period_ = std::min(2 * period_, kMostCopiesPerTrial);
+  return !streams_;
 }
 
 void ShmStoreChoice::add(bool is_streamed, double ns_per_byte) {
   (is_streamed ? streamed_ : ordinary_).add(ns_per_byte);
   const double ordinary = ordinary_.least();
   const double streamed = streamed_.least();
-  streams_ = streamed_.is_full() && ordinary > kRatio * streamed &&
-             ordinary > kNsPerByte + streamed;
+  streams_ = streamed_.is_full() && ordinary > kLeastRatio * streamed &&
+             ordinary > kLeastGainPerByte + streamed;
 }
 
-void ShmSlotWriter::copy(std::byte* slot, const std::byte* from, size_t bytes) {
+ShmSlotWriter::ShmSlotWriter(int64_t ranks)
+    : for_one_(static_cast<size_t>(ranks)) {}
+
+void ShmSlotWriter::copy_for_all(
+    std::byte* slot,
+    const std::byte* from,
+    size_t bytes) {
+  copy(for_all_, slot, from, bytes);
+}
+
+void ShmSlotWriter::copy_for(
+    int64_t reader,
+    std::byte* slot,
+    const std::byte* from,
+    size_t bytes) {
+  copy(for_one_[static_cast<size_t>(reader)], slot, from, bytes);
+}
+
+void ShmSlotWriter::copy(
+    Choices& choices,
+    std::byte* slot,
+    const std::byte* from,
+    size_t bytes) {
   if (bytes < kLeastStreamed || !kCanStream) {
     std::copy_n(from, bytes, slot);
     return;
   }
   using Clock = std::chrono::steady_clock;
-  auto& choice = choices_[std::min(
-      static_cast<size_t>(std::bit_width(bytes - 1)), choices_.size() - 1)];
+  const auto size =
+      static_cast<size_t>(std::bit_width((bytes - 1) / kLeastStreamed));
+  auto& choice = choices[std::min(size, choices.size() - 1)];
   const bool is_streamed = choice.next_is_streamed();
   const auto start = Clock::now();
   if (is_streamed) {
