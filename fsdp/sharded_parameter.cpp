@@ -42,7 +42,8 @@ void refuse_access(Storage& storage, const std::string& name) {
         "[fsdp] the rows of \"{}\" are not all here: they were given away "
         "after the parameter's last use. Call the module that has it through "
         "weft::dtensor::call(), so that backward brings them back, or set "
-        "reshard_after_forward to false for its unit.",
+        "reshard_after_forward to false for its unit. Keep the "
+        "FullyShardedDataParallel that ran forward until backward has ended.",
         name));
   }
 }

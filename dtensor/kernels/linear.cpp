@@ -175,7 +175,14 @@ at::Tensor finish_in_place(
     bool is_scattered = false) {
   if (records_graph(x) || records_graph(call.w) ||
       (call.inside.defined() && records_graph(call.inside))) {
-    record_linear(x, call.w, call.inside, call.plan, is_scattered, output);
+    record_linear(
+        x,
+        call.w,
+        call.inside,
+        call.spec.mesh(),
+        call.plan,
+        is_scattered,
+        output);
   }
   return output;
 }

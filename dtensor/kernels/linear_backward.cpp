@@ -1,6 +1,7 @@
 #include "dtensor/kernels/linear_backward.h"
 
 #include <optional>
+#include <string>
 
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
@@ -26,13 +27,20 @@ at::Tensor rows_of(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.reshape({rows, columns});
 }
 
+std::string name_of(const mesh::DeviceMesh& mesh) {
+  return mesh.ndim() == 0 ? "no mesh" : "the mesh " + mesh.to_string();
+}
+
 struct LinearNode : torch::autograd::Node {
   using torch::autograd::Node::Node;
   using Entry = LinearPlan::Entry;
   /// A DTensor, or the local tensor of one that entered.
   torch::autograd::SavedVariable input;
   torch::autograd::SavedVariable weight;
-  /// In the mesh, which what is saved holds.
+  /// The mesh that owns `plan`. What is saved may be on another one: a DTensor
+  /// without placements has a mesh of its own, and a hook may save something
+  /// else.
+  std::optional<mesh::DeviceMesh> mesh;
   const LinearPlan* plan = nullptr;
   /// Output gradients arrive cut and are to be gathered, as was asked for.
   bool is_scattered = false;
@@ -44,6 +52,28 @@ struct LinearNode : torch::autograd::Node {
   }
 
  protected:
+  /// Unpacks the weight, whose owner gathers it if it was resharded.
+  /// Throws: c10::ValueError if it is not on the mesh of forward.
+  at::Tensor unpack_weight() {
+    auto w = weight.unpack();
+    before_forward_use(w);
+    const auto& now = spec_of(w).mesh();
+    TORCH_CHECK_VALUE(
+        now == *mesh,
+        "[linear backward] ",
+        label("weight", w),
+        " was on ",
+        name_of(*mesh),
+        " in forward and is on ",
+        name_of(now),
+        " in backward. Keep the FullyShardedDataParallel that ran forward "
+        "until "
+        "backward has ended. (",
+        now.describe_rank(),
+        ")");
+    return w;
+  }
+
   /// dy [N, out] of the rows of y.
   at::Tensor output_gradient(const at::Tensor& grad, const at::Tensor& w) {
     require_dtensor_gradient(grad, "linear backward");
@@ -195,8 +225,7 @@ struct LinearWeightBackward final : LinearNode {
     }
     const std::lock_guard lock(mutex_);
     const auto x = input.unpack();
-    const auto w = weight.unpack();
-    before_forward_use(w);
+    const auto w = unpack_weight();
     const auto grad = output_gradient(grads[0], w);
     const BelowUnlessRecorded below;
     if (task_should_compute_output(0)) {
@@ -223,8 +252,7 @@ struct LinearBackward final : LinearNode {
     }
     const std::lock_guard lock(mutex_);
     const auto x = input.unpack();
-    const auto w = weight.unpack();
-    before_forward_use(w);
+    const auto w = unpack_weight();
     const bool wants_dx = task_should_compute_output(0);
     auto gathered = wants_dx ? gather_gradients(grads[0], x, w) : std::nullopt;
     const auto grad = gathered ? gathered->dy : output_gradient(grads[0], w);
@@ -251,11 +279,13 @@ void save_for_linear(
     LinearNode& node,
     const at::Tensor& x,
     const at::Tensor& w,
+    const mesh::DeviceMesh& mesh,
     const LinearPlan& plan,
     bool is_scattered) {
   node.is_scattered = is_scattered;
   node.input = torch::autograd::SavedVariable(x, /*is_output=*/false);
   node.weight = torch::autograd::SavedVariable(w, /*is_output=*/false);
+  node.mesh = mesh;
   node.plan = &plan;
 }
 
@@ -265,18 +295,19 @@ void record_linear(
     const at::Tensor& x,
     const at::Tensor& w,
     const at::Tensor& b,
+    const mesh::DeviceMesh& mesh,
     const LinearPlan& plan,
     bool is_scattered,
     at::Tensor& output) {
   auto [pointer, node] = make_node<LinearBackward>();
-  save_for_linear(*node, x, w, plan, is_scattered);
+  save_for_linear(*node, x, w, mesh, plan, is_scattered);
   auto edges = torch::autograd::collect_next_edges(x, w, b);
   const auto turn = edges[1].is_valid() || edges[2].is_valid()
                         ? deferred_sequence_nr(x)
                         : std::nullopt;
   if (turn) {
     auto [late_pointer, late] = make_node<LinearWeightBackward>(*turn);
-    save_for_linear(*late, x, w, plan, is_scattered);
+    save_for_linear(*late, x, w, mesh, plan, is_scattered);
     late->set_next_edges({edges[1], edges[2]});
     late->add_input_metadata(output);
     edges = {edges[0], torch::autograd::Edge(std::move(late_pointer), 0)};

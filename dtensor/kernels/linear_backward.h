@@ -27,13 +27,15 @@ struct LinearPlan {
 
 /// Records `output` in the graph as the result of linear() on `x` (a DTensor,
 /// or the local tensor of one), `w` and `b` (undefined if there is none).
-/// `plan` must live as long as the mesh. `is_scattered` means that the output's
-/// Partial was reduce-scattered instead of having the plan's spec; its gradient
-/// is then all-gathered, overlapped with a matmul if that saves time.
+/// `plan` must live as long as `mesh`, which the node keeps alive.
+/// `is_scattered` means that the output's Partial was reduce-scattered instead
+/// of having the plan's spec; its gradient is then all-gathered, overlapped
+/// with a matmul if that saves time.
 void record_linear(
     const at::Tensor& x,
     const at::Tensor& w,
     const at::Tensor& b,
+    const mesh::DeviceMesh& mesh,
     const LinearPlan& plan,
     bool is_scattered,
     at::Tensor& output);

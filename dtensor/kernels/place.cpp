@@ -18,13 +18,18 @@ DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors) {
       before_forward_use(*tensor);
     }
   }
+  const DTensorSpec* unplaced = nullptr;
   for (const auto* tensor : tensors) {
     const auto* impl = tensor ? dtensor_impl(*tensor) : nullptr;
     if (impl && impl->spec().mesh_ndim() != 0) {
       return impl->spec();
     }
+    if (impl && unplaced == nullptr) {
+      unplaced = &impl->spec();
+    }
   }
-  return {};
+  // Plans that are cached in the mesh of an operand are found again.
+  return unplaced != nullptr ? *unplaced : DTensorSpec();
 }
 
 namespace {

@@ -153,6 +153,7 @@ at::Tensor to_local_impl(
   DTensorImpl::Shared entry{
       .spec_id = want.id(),
       .grad_id = grad_spec.id(),
+      .spec = want,
       .version = dtensor.is_inference()
                      ? (writes ? writes->count() : 0)
                      : impl->version_counter().current_version(),

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,9 @@ class DTensorImpl final : public c10::TensorImpl {
   struct Shared {
     const void* spec_id;
     const void* grad_id;
+    /// Keeps the mesh of `spec_id` alive, so that placements of a later mesh
+    /// cannot get the same address. Empty if `spec_id` is not a spec's.
+    std::optional<DTensorSpec> spec = std::nullopt;
     uint64_t version;
     bool grad_mode;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak;
