@@ -334,7 +334,8 @@ std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b) {
   }
   std::vector<std::string> keys;
   for (const Key& key : schema()) {
-    if (!is_option_map(key) && value_of(a, key.path) != value_of(b, key.path)) {
+    if (!is_option_map(key) && (has_effect(key, a) || has_effect(key, b)) &&
+        value_of(a, key.path) != value_of(b, key.path)) {
       keys.emplace_back(key.path);
     }
   }

@@ -339,7 +339,8 @@ std::string to_yaml(const Recipe& recipe);
 /// that is not set.
 std::string value_of(const Recipe& recipe, std::string_view path);
 
-/// Returns the keys whose values differ. Options are compared separately.
+/// Returns the keys whose values differ and have an effect in one of the
+/// recipes. Options are compared separately.
 std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b);
 
 /// Returns "recipes/x.yaml:12:7: mesh.dp" or "override mesh.dp=3: mesh.dp", or

@@ -41,12 +41,16 @@ std::span<const Section> sections() {
       {"model", "The model."},
       {"model.rope_scaling",
        "The scaling of rotary embeddings for longer sequences, as in Hugging "
-       "Face's `rope_scaling`. It has no effect if rope_type is none."},
-      {"tp", "Tensor parallelism. It has no effect if mesh.tp is 1."},
-      {"ddp", "Data parallelism. It has no effect if mesh.dp is 1."},
+       "Face's `rope_scaling`."},
+      {"tp", "Tensor parallelism. Losses do not depend on it if mesh.tp is 1."},
+      {"ddp",
+       "Data parallelism. With one replica (mesh.dp is 1), param_dtype and "
+       "comm_hook apply as with several, and the keys of buckets concern only "
+       "gradients that are summed over mesh.tp.",
+       {.key = "mesh.dp_shard", .values = {"1"}}},
       {"fsdp",
-       "Fully sharded data parallelism. It has no effect if mesh.dp_shard is "
-       "1."},
+       "Fully sharded data parallelism.",
+       {.key = "mesh.dp_shard", .values = {"1"}, .is_not = true}},
       {"comm", "Communication between ranks."},
       {"elastic",
        "Training in replica groups that may be lost and come back "
@@ -128,6 +132,65 @@ bool applies(const Key& key, const Recipe& recipe) {
   };
   return is_in(key.only.values) ||
          (key.only.or_linked_in && !is_in(find_key(key.only.key)->choices));
+}
+
+namespace {
+
+bool is_true(const Effect& effect, const Recipe& recipe) {
+  if (effect.key.empty()) {
+    return true;
+  }
+  const std::string value = value_of(recipe, effect.key);
+  const bool is_in =
+      std::ranges::find(effect.values, value) != effect.values.end();
+  return is_in != effect.is_not;
+}
+
+const Effect& effect_of_section(const Key& key) {
+  static const Effect kAlways;
+  const auto all = sections();
+  const auto found =
+      std::ranges::find(all, section_of(key.path), &Section::name);
+  return found == all.end() ? kAlways : found->effect;
+}
+
+} // namespace
+
+bool has_effect(const Key& key, const Recipe& recipe) {
+  return is_true(effect_of_section(key), recipe) && is_true(key.effect, recipe);
+}
+
+const Key* find_ineffective_key(const Recipe& recipe) {
+  const Recipe defaults;
+  for (const Key& key : schema()) {
+    if (!has_effect(key, recipe) &&
+        value_of(recipe, key.path) != value_of(defaults, key.path)) {
+      return &key;
+    }
+  }
+  return nullptr;
+}
+
+std::string why_without_effect(const Key& key, const Recipe& recipe) {
+  const auto& section = effect_of_section(key);
+  const auto& effect = is_true(section, recipe) ? key.effect : section;
+  const auto value = value_of(recipe, effect.key);
+  return effect.is_not ? fmt::format("{} is {}", effect.key, value)
+                       : fmt::format(
+                             "{} is {} and not {}",
+                             effect.key,
+                             value,
+                             fmt::join(effect.values, " or "));
+}
+
+std::string effect_text(const Effect& effect) {
+  return effect.key.empty()
+             ? ""
+             : fmt::format(
+                   "{} if {} is {}.",
+                   effect.is_not ? "It has no effect" : "It has an effect only",
+                   effect.key,
+                   fmt::join(effect.values, " or "));
 }
 
 } // namespace weft::recipes

@@ -46,6 +46,16 @@ struct Condition {
   bool or_linked_in = false;
 };
 
+/// A condition for an effect: `key` has one of `values`, as YAML, or none of
+/// them if `is_not`. Without a key it is always true. The key that has no
+/// effect may be written, but only with its default: see
+/// find_ineffective_key().
+struct Effect {
+  std::string_view key = "";
+  std::vector<std::string_view> values = {};
+  bool is_not = false;
+};
+
 /// One key of the recipe.
 struct Key {
   std::string_view path;
@@ -59,6 +69,9 @@ struct Key {
   /// The condition under which the key applies. If it is false, setting the key
   /// is an error, the key is never required, and to_yaml() leaves it out.
   Condition only = {};
+  /// The condition under which the key has an effect, in addition to that of
+  /// its section.
+  Effect effect = {};
   /// The description of a default that is computed later, e.g.
   /// "outputs/<name>".
   std::string_view computed_default = "";
@@ -67,6 +80,8 @@ struct Key {
 struct Section {
   std::string_view name;
   std::string_view doc;
+  /// The condition under which the keys of the section have an effect.
+  Effect effect = {};
 };
 
 /// The single source of names, types, ranges, documentation and, with the
@@ -88,6 +103,18 @@ std::string_view section_of(std::string_view path);
 std::vector<std::string_view> enabling_values(const Condition& condition);
 /// Returns true if the key applies to `recipe`.
 bool applies(const Key& key, const Recipe& recipe);
+/// Returns true if the key's value has an effect in `recipe`, whose mesh is
+/// resolved.
+bool has_effect(const Key& key, const Recipe& recipe);
+/// Returns the first key that has another value than its default and no effect,
+/// or nullptr.
+const Key* find_ineffective_key(const Recipe& recipe);
+/// Returns why the key has no effect in `recipe`, for messages: "lora.rank is
+/// 0".
+std::string why_without_effect(const Key& key, const Recipe& recipe);
+/// Returns the condition as a sentence, "It has no effect if lora.rank is 0.",
+/// or an empty string if it is always true.
+std::string effect_text(const Effect& effect);
 
 /// Returns "int", "list of strings", ...
 std::string type_name(const Key& key);

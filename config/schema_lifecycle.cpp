@@ -14,7 +14,8 @@ std::vector<Key> lifecycle_keys() {
       {.path = "ema.eval",
        .field = member<&Recipe::ema, &EmaConfig::eval>,
        .doc = "Also computes the validation loss of the EMA weights and logs "
-              "it as `ema_eval_loss`."},
+              "it as `ema_eval_loss`.",
+       .effect = {.key = "ema.decay", .values = {"0.0"}, .is_not = true}},
       {.path = "eval.every",
        .field = member<&Recipe::eval, &EvalConfig::every>,
        .doc = "The number of steps between evaluations of the validation loss. "
@@ -52,7 +53,8 @@ std::vector<Key> checkpoint_keys() {
        .doc = "The limit of background writes, per rank and second. 0 means no "
               "limit.",
        .unit = "1e6 bytes",
-       .range = or_else(0, between(0.001, 1e6))},
+       .range = or_else(0, between(0.001, 1e6)),
+       .effect = {.key = "checkpoint.async", .values = {"true"}}},
       {.path = "checkpoint.fsync",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::fsync>,
        .doc = "Completes a checkpoint only when it is on disk. With false it "
@@ -84,25 +86,33 @@ std::vector<Key> checkpoint_keys() {
        .field = member<&Recipe::checkpoint, &CheckpointConfig::init_include>,
        .doc = "Globs of the model tensors that init_from fills, such as "
               "`model.layers.**`. `*` does not match a dot. All other tensors "
-              "are initialized as in a new run. Empty means all tensors."},
+              "are initialized as in a new run. Empty means all tensors.",
+       .effect =
+           {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.init_exclude",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::init_exclude>,
        .doc = "Globs of the model tensors that init_from does not fill, such "
-              "as `lm_head.weight`."},
+              "as `lm_head.weight`.",
+       .effect =
+           {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.init_rename",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::init_rename>,
        .doc = "Rules that rename the tensors of init_from (as `weft checkpoint "
               "inspect` lists them) to this model's names, which begin with "
               "`model.`. They are applied in order. A rule is `pattern -> "
               "replacement`: an ECMAScript regular expression, and a string in "
-              "which $1 is the first group."},
+              "which $1 is the first group.",
+       .effect =
+           {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.init_strict",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::init_strict>,
        .doc = "Whether the tensors to fill must match those of init_from. "
               "missing_ok allows tensors that init_from does not have; they "
               "are initialized as in a new run. unexpected_ok allows "
               "additional tensors in init_from. both_ok allows both.",
-       .choices = {"exact", "missing_ok", "unexpected_ok", "both_ok"}},
+       .choices = {"exact", "missing_ok", "unexpected_ok", "both_ok"},
+       .effect =
+           {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.export_to",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::export_to>,
        .doc = "A new folder to which the model is written in Hugging Face "
@@ -158,7 +168,8 @@ std::vector<Key> observability_keys() {
        .field = member<&Recipe::trace, &TraceConfig::first_step>,
        .doc = "The first step of the trace. The first two steps of a process "
               "are not representative.",
-       .range = between(1, kMaxCount)},
+       .range = between(1, kMaxCount),
+       .effect = {.key = "trace.steps", .values = {"0"}, .is_not = true}},
       {.path = "trace.steps",
        .field = member<&Recipe::trace, &TraceConfig::steps>,
        .doc = "The number of steps in the trace. 0 disables tracing.",

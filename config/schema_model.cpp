@@ -223,21 +223,27 @@ std::vector<Key> rope_scaling_keys() {
        .field = member<&Recipe::model, kScaling, &Scaling::factor>,
        .doc = "The ratio of the new to the original sequence length.",
        .range = between(1, 1e6),
-       .only = of_rotary_models()},
+       .only = of_rotary_models(),
+       .effect =
+           {.key = "model.rope_scaling.rope_type",
+            .values = {"none"},
+            .is_not = true}},
       {.path = "model.rope_scaling.low_freq_factor",
        .field = member<&Recipe::model, kScaling, &Scaling::low_freq_factor>,
        .doc =
            "For llama3: a frequency is low if original_max_position_embeddings "
            "holds fewer than this number of its wavelengths.",
        .range = above(0, 1e6),
-       .only = of_rotary_models()},
+       .only = of_rotary_models(),
+       .effect = {.key = "model.rope_scaling.rope_type", .values = {"llama3"}}},
       {.path = "model.rope_scaling.high_freq_factor",
        .field = member<&Recipe::model, kScaling, &Scaling::high_freq_factor>,
        .doc = "For llama3: a frequency is high if "
               "original_max_position_embeddings holds more than this number of "
               "its wavelengths. It must be above low_freq_factor.",
        .range = above(0, 1e6),
-       .only = of_rotary_models()},
+       .only = of_rotary_models(),
+       .effect = {.key = "model.rope_scaling.rope_type", .values = {"llama3"}}},
       {.path = "model.rope_scaling.original_max_position_embeddings",
        .field = member<
            &Recipe::model,
@@ -246,7 +252,8 @@ std::vector<Key> rope_scaling_keys() {
        .doc = "For llama3: the sequence length of the original training.",
        .unit = "tokens",
        .range = between(1, kMaxSize),
-       .only = of_rotary_models()},
+       .only = of_rotary_models(),
+       .effect = {.key = "model.rope_scaling.rope_type", .values = {"llama3"}}},
   };
 }
 

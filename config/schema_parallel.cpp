@@ -87,7 +87,8 @@ std::vector<Key> tp_keys() {
               "chunks that overlap with chunks of the matmul; auto does so "
               "only if the cost model predicts a gain. On GPUs auto means off, "
               "because it has not been measured there.",
-       .choices = {"auto", "on", "off"}},
+       .choices = {"auto", "on", "off"},
+       .effect = {.key = "mesh.tp", .values = {"1"}, .is_not = true}},
   };
 }
 
@@ -147,12 +148,18 @@ std::vector<Key> ddp_keys() {
       {.path = "ddp.power_sgd_rank",
        .field = member<&Recipe::ddp, &DdpConfig::power_sgd_rank>,
        .doc = "The rank of the PowerSGD approximation.",
-       .range = between(1, 1 << 20)},
+       .range = between(1, 1 << 20),
+       .effect =
+           {.key = "ddp.comm_hook",
+            .values = {"powersgd", "batched_powersgd"}}},
       {.path = "ddp.power_sgd_start_iter",
        .field = member<&Recipe::ddp, &DdpConfig::power_sgd_start_iter>,
        .doc = "The number of uncompressed steps before PowerSGD starts.",
        .unit = "steps",
-       .range = at_least(2)},
+       .range = at_least(2),
+       .effect =
+           {.key = "ddp.comm_hook",
+            .values = {"powersgd", "batched_powersgd"}}},
       {.path = "ddp.param_dtype",
        .field = member<&Recipe::ddp, &DdpConfig::param_dtype>,
        .doc = kParamDtypeDoc,
@@ -186,7 +193,11 @@ std::vector<Key> fsdp_keys() {
               "the unsharded parameters after forward. 0 means that backward "
               "gathers from all mesh.dp_shard ranks.",
        .unit = "ranks",
-       .range = or_else(0, between(2, kMaxSize))},
+       .range = or_else(0, between(2, kMaxSize)),
+       .effect =
+           {.key = "fsdp.reshard_after_forward",
+            .values = {"never"},
+            .is_not = true}},
       {.path = "fsdp.forward_prefetch",
        .field = member<&Recipe::fsdp, &FsdpConfig::forward_prefetch>,
        .doc = "The number of units that are gathered ahead in forward.",
@@ -215,7 +226,8 @@ std::vector<Key> fsdp_keys() {
        .field = member<&Recipe::fsdp, &FsdpConfig::comm_hook>,
        .doc = "The communication hook that sums gradients over mesh.dp. The "
               "compressions send half the bytes of float32.",
-       .choices = {"none", "bf16_compress", "fp16_compress"}},
+       .choices = {"none", "bf16_compress", "fp16_compress"},
+       .effect = {.key = "mesh.dp", .values = {"1"}, .is_not = true}},
       {.path = "fsdp.param_dtype",
        .field = member<&Recipe::fsdp, &FsdpConfig::param_dtype>,
        .doc = kParamDtypeDoc,

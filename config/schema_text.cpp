@@ -92,13 +92,19 @@ std::string list_error(const Key& key, const std::vector<std::string>& value) {
              : fmt::format("[{}] is an empty string", empty - value.begin());
 }
 
+std::string with_effect(std::string doc, const Effect& effect) {
+  const auto text = effect_text(effect);
+  return text.empty() ? doc : doc + " " + text;
+}
+
 // With where the key means something.
 std::string full_doc(const Key& key) {
+  const auto doc = with_effect(std::string(key.doc), key.effect);
   return key.only.key.empty()
-             ? std::string(key.doc)
+             ? doc
              : fmt::format(
                    "{} Applies only if {} is {}.",
-                   key.doc,
+                   doc,
                    key.only.key,
                    fmt::join(enabling_values(key.only), " or "));
 }
@@ -230,7 +236,8 @@ std::string schema_markdown() {
       "This file is generated from the schema, `config/schema_*.cpp`.\n";
   text += section_markdown("", "The top-level keys.");
   for (const Section& section : sections()) {
-    text += section_markdown(section.name, section.doc);
+    text += section_markdown(
+        section.name, with_effect(std::string(section.doc), section.effect));
   }
   return text;
 }

@@ -111,7 +111,8 @@ std::vector<Key> train_keys() {
        .doc = "For train.on_non_finite=skip: the number of consecutive steps "
               "that may be skipped. One more ends the run with exit code 3.",
        .unit = "steps",
-       .range = between(1, kMaxCount)},
+       .range = between(1, kMaxCount),
+       .effect = {.key = "train.on_non_finite", .values = {"skip"}}},
       {.path = "train.log_every",
        .field = member<&Recipe::train, &TrainConfig::log_every>,
        .doc = "The number of steps between progress lines if the output is not "
@@ -130,11 +131,13 @@ std::vector<Key> lora_keys() {
       {.path = "lora.alpha",
        .field = member<&Recipe::lora, &LoraConfig::alpha>,
        .doc = "The scale of the updates is alpha / rank.",
-       .range = above(0, 1e6)},
+       .range = above(0, 1e6),
+       .effect = {.key = "lora.rank", .values = {"0"}, .is_not = true}},
       {.path = "lora.dropout",
        .field = member<&Recipe::lora, &LoraConfig::dropout>,
        .doc = "The probability of dropping an input of an adapter in training.",
-       .range = between(0, 0.999)},
+       .range = between(0, 0.999),
+       .effect = {.key = "lora.rank", .values = {"0"}, .is_not = true}},
       {.path = "lora.target_modules",
        .field = member<&Recipe::lora, &LoraConfig::target_modules>,
        .doc = "Globs of the names of the Linear layers, such as "
@@ -159,8 +162,10 @@ std::vector<Key> optimizer_keys() {
        .range = {.least = 0, .most = 1, .max_excluded = true}},
       {.path = "optimizer.eps",
        .field = member<&Recipe::optimizer, &OptimizerConfig::eps>,
-       .doc = "The epsilon added to the denominator.",
-       .range = between(0, 1)},
+       .doc =
+           "The epsilon added to the denominator. Without it, a weight whose "
+           "gradient is 0 would become 0/0 in the first update.",
+       .range = {.least = 0, .most = 1, .min_excluded = true}},
       {.path = "optimizer.weight_decay",
        .field = member<&Recipe::optimizer, &OptimizerConfig::weight_decay>,
        .doc = "The decoupled weight decay.",
@@ -179,7 +184,9 @@ std::vector<Key> optimizer_keys() {
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::min_ratio>,
        .doc = "The learning rate of the last step divided by the peak. "
               "constant ignores it.",
-       .range = between(0, 1)},
+       .range = between(0, 1),
+       .effect =
+           {.key = "lr_schedule.type", .values = {"constant"}, .is_not = true}},
   };
 }
 

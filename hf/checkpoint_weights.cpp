@@ -11,6 +11,7 @@
 
 #include "base/json_text.h"
 #include "checkpoint/files/text.h"
+#include "checkpoint/format/rounding.h"
 #include "hf/config_json.h"
 #include "hf/load_weights.h"
 #include "mesh/error/error.h"
@@ -171,8 +172,17 @@ at::Tensor CheckpointWeights::read(const std::string& name, const Box& box) {
   const auto a = read_stored(down, {{0, box.offset[1]}, {rank, box.shape[1]}});
   const auto b = read_stored(up, {{box.offset[0], 0}, {box.shape[0], rank}});
   const auto scale = recipe_.lora.alpha / static_cast<double>(rank);
-  return data.to(at::kFloat)
-      .add_(at::mm(b.to(at::kFloat), a.to(at::kFloat)), scale);
+  const auto merged = at::add(
+      data.to(at::kFloat), at::mm(b.to(at::kFloat), a.to(at::kFloat)), scale);
+  if (const auto fault = checkpoint::describe_non_finite(
+          merged, {.name = name, .offset = box.offset});
+      !fault.empty()) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: {} after its adapter is added. Export a step with finite weights",
+        source_,
+        fault));
+  }
+  return merged;
 }
 
 } // namespace weft::recipes::hub

@@ -116,7 +116,7 @@ class Export {
       auto values =
           at::empty(block.shape, at::TensorOptions().dtype(tensor.dtype));
       for (const auto& [name, piece] : sources_.at(tensor.name)) {
-        fill(*name, *piece, block, values);
+        fill(*name, *piece, tensor.name, block, values);
       }
       writer.append(values);
     }
@@ -125,6 +125,7 @@ class Export {
   void fill(
       const std::string& name,
       const Piece& piece,
+      const std::string& hub_name,
       const Box& block,
       const at::Tensor& values) {
     const auto part = overlap(hub_box(piece), block);
@@ -139,7 +140,10 @@ class Export {
           part->offset[d] - block.offset[d],
           part->shape[d]);
     }
-    target.copy_(hub_view(weights_.read(name, ours), ours, ours, piece));
+    target.copy_(rounded_for_export(
+        hub_view(weights_.read(name, ours), ours, ours, piece),
+        target.scalar_type(),
+        {.name = hub_name, .offset = part->offset}));
   }
 
   void write_config_file() {

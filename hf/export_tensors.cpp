@@ -141,7 +141,8 @@ class TensorExport {
               shape,
               {static_cast<std::byte*>(block.mutable_data_ptr()),
                block.nbytes()});
-          const auto written = block.to(tensor.dtype);
+          const auto written = rounded_for_export(
+              block, tensor.dtype, {.name = tensor.name, .offset = offset});
           writer.append(written);
           done_.bytes += static_cast<int64_t>(written.nbytes());
           if (options_.progress) {

@@ -11,6 +11,7 @@
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/limits.h"
 #include "checkpoint/files/text.h"
+#include "checkpoint/format/rounding.h"
 #include "checkpoint/format/tensor_header.h"
 #include "checkpoint/format/weight_index.h"
 #include "hf/json_file.h"
@@ -107,6 +108,11 @@ struct ModelFiles::State {
       std::span<std::byte> out) const;
   at::Tensor
   read_block(const std::string& name, const Row& corner, const Row& size) const;
+  at::Tensor read_values(
+      const std::string& name,
+      const Row& corner,
+      const Row& size,
+      at::ScalarType to) const;
 };
 
 void ModelFiles::State::add_file(const std::string& name) {
@@ -190,6 +196,30 @@ at::Tensor ModelFiles::State::read_block(
       block.data(),
       {size.rows, size.columns},
       at::TensorOptions().dtype(tensor.dtype));
+}
+
+// In the dtype `to`.
+at::Tensor ModelFiles::State::read_values(
+    const std::string& name,
+    const Row& corner,
+    const Row& size,
+    at::ScalarType to) const {
+  const auto values = read_block(name, corner, size);
+  const auto& tensor = tensors.at(name);
+  const bool has_rows = tensor.shape.size() > 1;
+  const checkpoint::TensorPlace place{
+      .name = name,
+      .offset = has_rows ? std::vector{corner.rows, corner.columns}
+                         : std::vector{corner.columns}};
+  try {
+    return checkpoint::round_to(has_rows ? values : values[0], to, place)
+        .view(values.sizes());
+  } catch (const c10::ValueError& error) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "{}: {}",
+        file_of(tensor).path().string(),
+        error.what_without_backtrace()));
+  }
 }
 
 ModelFiles::ModelFiles(const fs::path& folder)
@@ -294,8 +324,11 @@ void ModelFiles::read_box(
           std::min(max_columns, box.columns - c)};
       target.narrow(0, r, size.rows)
           .narrow(1, c, size.columns)
-          .copy_(state_->read_block(
-              name, {corner.rows + r, corner.columns + c}, size));
+          .copy_(state_->read_values(
+              name,
+              {corner.rows + r, corner.columns + c},
+              size,
+              out.scalar_type()));
     }
   }
 }

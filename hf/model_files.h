@@ -48,7 +48,9 @@ class ModelFiles {
   /// which has the box's shape, any strides and any floating dtype. Reads only
   /// the bytes of the box, row by row if they are not contiguous, and buffers
   /// one block.
-  /// Throws: checkpoint::CheckpointError if the file was truncated.
+  /// Throws: checkpoint::CheckpointError if the file was truncated;
+  /// mesh::UsageError naming file, tensor and index if a finite value would
+  /// become infinite in the dtype of `out`.
   void read_box(
       const std::string& name,
       const std::vector<int64_t>& offset,

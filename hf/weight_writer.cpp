@@ -14,6 +14,7 @@
 #include "base/json_text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/weight_index.h"
+#include "mesh/error/error.h"
 
 namespace weft::recipes::hub {
 namespace {
@@ -83,6 +84,19 @@ void WeightWriter::finish() {
   TORCH_INTERNAL_ASSERT(position_ == end_, position_, " of ", end_);
   file_.sync();
   file_.close();
+}
+
+at::Tensor rounded_for_export(
+    const at::Tensor& block,
+    at::ScalarType dtype,
+    const checkpoint::TensorPlace& place) {
+  try {
+    return checkpoint::round_to(block, dtype, place);
+  } catch (const c10::ValueError& error) {
+    mesh::throw_error<mesh::UsageError>(fmt::format(
+        "export: {} Give one of them with --dtype.",
+        error.what_without_backtrace()));
+  }
 }
 
 std::vector<std::vector<Planned>> plan_shards(

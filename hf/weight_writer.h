@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpoint/files/folder.h"
+#include "checkpoint/format/rounding.h"
 
 namespace weft::recipes::hub {
 
@@ -42,6 +43,14 @@ class WeightWriter {
   int64_t position_ = 0;
   int64_t end_ = 0;
 };
+
+/// Returns `block` rounded to the dtype in which it is written.
+/// Throws: mesh::UsageError if a finite value would become infinite; it names
+/// the tensor, the index, the value and the dtypes that hold it.
+at::Tensor rounded_for_export(
+    const at::Tensor& block,
+    at::ScalarType dtype,
+    const checkpoint::TensorPlace& place);
 
 /// Splits tensors into files of at most `max_bytes`, unless a single tensor is
 /// larger; wider dtypes first, so that each tensor is aligned. At least one

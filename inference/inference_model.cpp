@@ -12,8 +12,10 @@
 
 #include "base/string_streams.h"
 #include "checkpoint/files/error.h"
+#include "checkpoint/format/rounding.h"
 #include "checkpoint/store/store.h"
 #include "dtensor/init/deferred_init.h"
+#include "dtensor/tensor/dtensor.h"
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 #include "models/registry.h"
@@ -166,14 +168,40 @@ std::string load_newest(
       steps.front()));
 }
 
-// As DDP does in training, but once and for all.
-void cast_parameters(const Recipe& recipe, Model& model) {
+// As DDP does in training, but once and for all. All ranks fail alike.
+void cast_parameters(
+    const Recipe& recipe,
+    Model& model,
+    const mesh::World& world) {
   const auto dtype = param_dtype(recipe);
   if (!dtype) {
     return;
   }
-  for (auto& parameter : model.parameters()) {
-    parameter.set_data(parameter.to(*dtype));
+  const auto local_of = [](const at::Tensor& tensor) {
+    return dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
+  };
+  std::string fault;
+  for (auto& item : model.named_parameters()) {
+    auto& parameter = item.value();
+    const auto cast = parameter.to(*dtype);
+    const checkpoint::TensorPlace place{.name = item.key()};
+    if (fault.empty() &&
+        !checkpoint::describe_non_finite(local_of(cast), place).empty()) {
+      try {
+        checkpoint::round_to(local_of(parameter), *dtype, place);
+      } catch (const c10::ValueError& error) {
+        fault = error.what_without_backtrace();
+      }
+    }
+    parameter.set_data(cast);
+  }
+  auto group = world.group();
+  for (const auto& text :
+       mesh::all_gather_text(group, fault, "weights", world.device())) {
+    if (!text.empty()) {
+      mesh::throw_error<mesh::UsageError>(fmt::format(
+          "{} Set train.dtype (or ddp.param_dtype) to float32.", text));
+    }
   }
 }
 
@@ -223,6 +251,9 @@ class ShardedModel : public Model {
 
 void validate_for_inference(Recipe& recipe, int64_t world_size) {
   choose_shards(recipe, world_size);
+  if (recipe.mesh.tp == 1) { // Training may use more ranks.
+    recipe.tp.async_tp = TpConfig().async_tp;
+  }
   auto& train = recipe.train;
   const int64_t global = train.global_batch_size;
   if (train.micro_batch_size == 0) {
@@ -300,7 +331,7 @@ std::shared_ptr<Model> load_model(
   if (sharded) { // It casts what it gathers.
     return std::make_shared<ShardedModel>(model, std::move(sharded));
   }
-  cast_parameters(recipe, *model);
+  cast_parameters(recipe, *model, world);
   return model;
 }
 

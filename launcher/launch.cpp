@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/loopback.h"
 #include "launcher/attempt.h"
 #include "launcher/output/log_dir.h"
 #include "launcher/output/output.h"
@@ -149,7 +150,8 @@ HostResult Launch::attempt(const RankAssignment& rank_assignment) {
   Attempt attempt(
       host_,
       std::move(context),
-      alone ? hosts.address : "127.0.0.1",
+      alone && !hosts.address.empty() ? hosts.address
+                                      : base::loopback_address(),
       alone ? hosts.port : 0);
   if (attempt.store_port()) {
     rendezvous_->serve_store(*attempt.store_port());

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/loopback.h"
 #include "launcher/process/error.h"
 #include "launcher/process/outcome.h"
 
@@ -112,7 +113,11 @@ void ReplicaGroups::start(Group& group) {
   group.is_killed = false;
   group.started = Clock::now();
   group.attempt = std::make_unique<Attempt>(
-      host_, std::move(context), "127.0.0.1", 0, [&](int local_rank) {
+      host_,
+      std::move(context),
+      base::loopback_address(),
+      0,
+      [&](int local_rank) {
         return coordinator_.connect_worker(local_rank, group.life);
       });
   group.attempt->supervisor().collect_exits();

@@ -10,6 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/loopback.h"
 #include "base/process.h"
 #include "base/usable_cores.h"
 #include "mesh/agreement.h"
@@ -127,7 +128,8 @@ struct World::State {
     return {detail::concat("rank ", job.rank, "/", job.world_size)};
   }
   std::string listening_host() const {
-    return options.bind_address.empty() ? "127.0.0.1" : options.bind_address;
+    return options.bind_address.empty() ? base::loopback_address()
+                                        : options.bind_address;
   }
   std::shared_ptr<ShmProgress> shm_progress();
   int64_t host_cores() const;

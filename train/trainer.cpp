@@ -300,7 +300,7 @@ void Trainer::check_weights(int64_t step) {
   if (!is_finite_) {
     auto world = world_.group();
     throw_non_finite_weights(
-        step, explain_non_finite(world, find_non_finite(*job_.model, {})));
+        step, explain_non_finite(world, find_non_finite(*job_.model, {})).text);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/files/text.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/rounding.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -61,6 +62,10 @@ bool is_inside(double value, const WholeRange& range) {
          (std::abs(value) < std::ldexp(1.0, 63) || value == range.low);
 }
 
+constexpr const char* kOp = "[checkpoint.load] ";
+constexpr const char* kRemedy =
+    " Load it as it was saved and convert it yourself.";
+
 [[noreturn]] void refuse_value(
     const std::string& name,
     double value,
@@ -71,7 +76,7 @@ bool is_inside(double value, const WholeRange& range) {
   const bool is_single = at::isFloatingType(from) && from != at::kDouble;
   TORCH_CHECK_VALUE(
       false,
-      "[checkpoint.load] ",
+      kOp,
       in_quotes(name),
       " holds ",
       is_single ? fmt::format("{}", static_cast<float>(value))
@@ -82,21 +87,17 @@ bool is_inside(double value, const WholeRange& range) {
       why,
       " ",
       plain_name(to),
-      ". Load it as it was saved and convert it yourself.");
+      ".",
+      kRemedy);
 }
 
 at::Tensor
-round_to(const at::Tensor& tensor, at::ScalarType to, const std::string& name) {
-  auto result = tensor.to(to);
-  // Narrow floating-point types have few ops of their own.
-  const auto before = tensor.to(at::kDouble);
-  const auto lost =
-      at::isfinite(before).logical_and_(~at::isfinite(result.to(at::kDouble)));
-  if (lost.any().item<bool>()) {
-    const auto value = before.masked_select(lost)[0].item<double>();
-    refuse_value(name, value, tensor.scalar_type(), to, "is too large for");
+rounded(const at::Tensor& tensor, at::ScalarType to, const std::string& name) {
+  try {
+    return round_to(tensor, to, {.name = name});
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, kOp, error.what_without_backtrace(), kRemedy);
   }
-  return result;
 }
 
 at::Tensor whole_numbers_to(
@@ -137,7 +138,7 @@ at::Tensor convert_exactly(
     return tensor;
   }
   return at::isFloatingType(from) && at::isFloatingType(to)
-             ? round_to(tensor, to, name)
+             ? rounded(tensor, to, name)
              : whole_numbers_to(tensor, to, name);
 }
 

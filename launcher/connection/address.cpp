@@ -9,6 +9,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#include "base/loopback.h"
+
 namespace weft::launcher {
 namespace {
 
@@ -62,13 +64,9 @@ resolve(const std::string& host, int port, std::string& why) {
 }
 
 Address loopback(int port) {
-  Address address;
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address.storage);
-  v4.sin_family = AF_INET;
-  v4.sin_port = htons(static_cast<uint16_t>(port));
-  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.size = sizeof(v4);
-  return address;
+  std::string why;
+  const auto address = resolve(base::loopback_address(), port, why);
+  return address ? *address : Address();
 }
 
 Address own_address(int fd) {

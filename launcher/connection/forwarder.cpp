@@ -24,7 +24,7 @@ Forwarder::Forwarder(
       key_(round_key),
       listener_(listen_at(loopback(0))) {
   if (!listener_) {
-    throw_errno("listening at 127.0.0.1");
+    throw_errno("listening at the loopback address");
   }
   loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { accept_some(); });
 }

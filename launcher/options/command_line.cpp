@@ -105,7 +105,8 @@ void add_host_flags(FlagTable& table, Flags& flags) {
   table.add(
       "--master-addr",
       hosts.master_addr,
-      "Address of rank 0, or of host 0's launcher (default 127.0.0.1)");
+      "Address of rank 0, or of host 0's launcher (default: the loopback "
+      "address)");
   table
       .add(
           "--master-port",

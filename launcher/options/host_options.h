@@ -31,7 +31,7 @@ struct HostOptions {
   bool ranked_by_arrival = false;
   /// With several hosts, the address at which host 0's launcher listens. With
   /// one host, that of rank 0's store, where port 0 selects any free port.
-  std::string address = "127.0.0.1";
+  std::string address;
   int port = 0;
   /// This host's address for the other hosts. Empty selects the address of the
   /// route to host 0.

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/first_line.h"
+#include "base/loopback.h"
 #include "launcher/process/error.h"
 
 namespace weft::launcher {
@@ -27,7 +28,8 @@ AddressInfo resolve(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | AI_NUMERICHOST;
-  const std::string host = address == "localhost" ? "127.0.0.1" : address;
+  const std::string host =
+      address == "localhost" ? base::loopback_address() : address;
   const std::string service = std::to_string(port);
   addrinfo* found = nullptr;
   int error = getaddrinfo(host.c_str(), service.c_str(), &hints, &found);
@@ -43,6 +45,20 @@ AddressInfo resolve(const std::string& address, int port) {
         gai_strerror(error)));
   }
   return {found, &freeaddrinfo};
+}
+
+/// base::loopback_fault() of an address that may be none of loopback.
+std::string loopback_fault(const sockaddr& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  const bool is_v6 = address.sa_family == AF_INET6;
+  const void* number =
+      is_v6 ? static_cast<const void*>(
+                  &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr)
+            : &reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  inet_ntop(address.sa_family, number, text, sizeof(text));
+  const std::string host = text;
+  const bool is_loopback = host == "::1" || host.starts_with("127.");
+  return is_loopback ? base::loopback_fault(host) : "";
 }
 
 int bound_port(int fd) {
@@ -162,6 +178,9 @@ MasterSocket::MasterSocket(const std::string& address, int port) {
 
 void MasterSocket::bind_to(const std::string& address, int port) {
   const AddressInfo info = resolve(address, port);
+  if (const auto fault = loopback_fault(*info->ai_addr); !fault.empty()) {
+    throw LaunchError(fault + ".");
+  }
   fd_ = base::UniqueFd(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd_) {
     throw_errno("socket");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fnv.h"
+#include "base/loopback.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/job_variables.h"
 #include "mesh/bootstrap/slurm_list.h"
@@ -76,7 +77,7 @@ std::string default_address(const JobVariables& variables, const JobRank& job) {
         "on one host).");
   }
   if (is_on_one_host(job)) {
-    return "127.0.0.1";
+    return base::loopback_address();
   }
   if (job.source == JobSource::kSlurm) {
     return first_slurm_host(variables, job);

@@ -22,6 +22,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/loopback.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/sockets.h"
 #include "mesh/error/error.h"
@@ -200,6 +201,21 @@ c10::intrusive_ptr<c10d::Store> connect_store(
     const JobEnvironment& job,
     std::chrono::milliseconds timeout) {
   keep_c10d_quiet();
+  if (is_loopback(job.master_address)) {
+    // A retry would fail like the first attempt until the timeout.
+    const auto fault =
+        base::loopback_fault(loopback_number(job.master_address));
+    if (!fault.empty()) {
+      throw_error<UsageError>(detail::concat(
+          "[rendezvous] ",
+          fault,
+          ". (rank ",
+          job.rank,
+          "/",
+          job.world_size,
+          ")"));
+    }
+  }
   const auto options = store_options(job, timeout);
   std::string prefix = "weft/";
   if (!job.job_key.empty()) {
@@ -260,7 +276,7 @@ std::string listening_address(c10d::Store& store, const JobEnvironment& job) {
     return *std::move(given);
   }
   if (is_loopback(job.master_address)) {
-    return "127.0.0.1";
+    return loopback_number(job.master_address);
   }
   auto own = local_address_towards(job.master_address);
   return is_loopback(own) && store.check({kAddressKey})

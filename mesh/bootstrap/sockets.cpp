@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/loopback.h"
 #include "mesh/error/error.h"
 
 namespace weft::mesh {
@@ -98,7 +99,7 @@ bool is_loopback(std::string_view address) {
 }
 
 std::string loopback_number(const std::string& address) {
-  return address == "localhost" ? "127.0.0.1" : address;
+  return address == "localhost" ? base::loopback_address() : address;
 }
 
 std::string local_address_towards(const std::string& address) {

@@ -142,6 +142,7 @@ Options two_hosts(int node_rank, int port) {
   options.command = {"program"};
   options.hosts.node_count = 2;
   options.hosts.node_rank = node_rank;
+  options.hosts.address = "127.0.0.1";
   options.hosts.port = port;
   return options;
 }

@@ -245,13 +245,14 @@ void throw_non_finite_weights(int64_t step, const std::string& reason) {
       reason));
 }
 
-std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings) {
+NonFiniteCause explain_non_finite(
+    const std::vector<NonFiniteFinding>& findings) {
   const auto& first =
       *std::ranges::min_element(findings, {}, [](const auto& finding) {
         return std::tuple(finding.kind, finding.order);
       });
   if (first.kind == Kind::kNothing) {
-    return "the loss or the norm of the gradients is not finite";
+    return {"the loss or the norm of the gradients is not finite"};
   }
   std::vector<int64_t> ranks;
   for (size_t rank = 0; rank < findings.size(); ++rank) {
@@ -259,10 +260,12 @@ std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings) {
       ranks.push_back(static_cast<int64_t>(rank));
     }
   }
-  return fmt::format("{} on {}", first.what, mesh::ranks_text(ranks));
+  return {
+      .text = fmt::format("{} on {}", first.what, mesh::ranks_text(ranks)),
+      .is_weight = first.kind == Kind::kWeight};
 }
 
-std::string explain_non_finite(
+NonFiniteCause explain_non_finite(
     mesh::Communicator& world,
     const NonFiniteFinding& own) {
   std::vector<NonFiniteFinding> findings;
@@ -275,7 +278,21 @@ std::string explain_non_finite(
 
 std::string NonFinitePolicy::on_non_finite(
     int64_t step,
-    const std::string& reason) {
+    const NonFiniteCause& cause) {
+  const auto& reason = cause.text;
+  if (cause.is_weight) {
+    mesh::throw_error<NonFiniteError>(fmt::format(
+        "step {}: {}. {}",
+        step,
+        reason,
+        has_updated_
+            ? "An earlier update made it so. Lower optimizer.lr or "
+              "optimizer.weight_decay, and run the same command again: it "
+              "resumes from the newest checkpoint."
+            : "It did before the first update. Start from finite weights: see "
+              "model.from, checkpoint.init_from or the checkpoint that was "
+              "resumed."));
+  }
   if (config_.on_non_finite == "stop") {
     mesh::throw_error<NonFiniteError>(fmt::format(
         "step {}: {}. The weights were not updated. Lower optimizer.lr, check "

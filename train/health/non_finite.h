@@ -71,14 +71,22 @@ bool are_weights_finite(const torch::nn::Module& module);
     int64_t step,
     const std::string& reason);
 
-/// Returns the best explanation among the findings of all ranks, in rank order:
-/// "the loss of samples 16 to 23 is nan on ranks 2 and 3".
-std::string explain_non_finite(const std::vector<NonFiniteFinding>& findings);
+/// The cause of a step that is not finite: "the loss of samples 16 to 23 is nan
+/// on ranks 2 and 3".
+struct NonFiniteCause {
+  std::string text;
+  /// True if a weight was not finite when the step began.
+  bool is_weight = false;
+};
+
+/// Returns the best explanation among the findings of all ranks, in rank order.
+NonFiniteCause explain_non_finite(
+    const std::vector<NonFiniteFinding>& findings);
 
 /// Like explain_non_finite(findings), with one finding from each rank of
 /// `world`.
 /// Collective: all ranks; blocks.
-std::string explain_non_finite(
+NonFiniteCause explain_non_finite(
     mesh::Communicator& world,
     const NonFiniteFinding& own);
 
@@ -89,12 +97,15 @@ class NonFinitePolicy {
   explicit NonFinitePolicy(const TrainConfig& config) : config_(config) {}
 
   /// Records a finite step.
-  void on_finite() { streak_ = 0; }
-  /// Records that step `step`, counted from 1, is not finite. `reason` comes
-  /// from explain_non_finite(). Returns a message for the user if the step is
-  /// skipped.
-  /// Throws: NonFiniteError if it is not skipped.
-  std::string on_non_finite(int64_t step, const std::string& reason);
+  void on_finite() {
+    streak_ = 0;
+    has_updated_ = true;
+  }
+  /// Records that step `step`, counted from 1, is not finite. Returns a message
+  /// for the user if the step is skipped.
+  /// Throws: NonFiniteError if it is not skipped, always so if a weight is the
+  /// cause: no later step would be finite.
+  std::string on_non_finite(int64_t step, const NonFiniteCause& cause);
 
   /// The number of steps skipped in a row up to now. It is part of the run's
   /// state.
@@ -104,6 +115,8 @@ class NonFinitePolicy {
  private:
   TrainConfig config_;
   int64_t streak_ = 0;
+  /// True after the first finite step of this process.
+  bool has_updated_ = false;
 };
 
 } // namespace weft::recipes

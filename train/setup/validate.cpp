@@ -108,53 +108,19 @@ void check_reshard_to(const Recipe& recipe) {
             size,
             shards));
   }
-  if (recipe.fsdp.reshard_after_forward == "never") {
-    refuse(
-        recipe,
-        kKey,
-        fmt::format(
-            "{} has no effect: fsdp.reshard_after_forward=never keeps all "
-            "unsharded parameters. Set only one of them",
-            size));
-  }
 }
 
-// What has no effect with, or without, fully sharded data parallelism.
-void check_fully_sharded(const Recipe& recipe) {
-  const auto& mesh = recipe.mesh;
-  const Recipe defaults;
-  const auto refuse_set_keys = [&](std::string_view section,
-                                   const std::string& why) {
-    for (const auto& key : schema()) {
-      if (section_of(key.path) == section &&
-          value_of(recipe, key.path) != value_of(defaults, key.path)) {
-        refuse(
-            recipe,
-            key.path,
-            fmt::format(
-                "{} has no effect: {}. Leave it out",
-                value_of(recipe, key.path),
-                why));
-      }
-    }
-  };
-  if (!mesh.is_sharded()) {
-    refuse_set_keys("fsdp", "nothing is sharded if mesh.dp_shard is 1");
-    return;
-  }
-  if (recipe.fsdp.comm_hook != "none" && mesh.dp == 1) {
+// A value that somebody chose and that nothing reads is a mistake.
+void check_effects(const Recipe& recipe) {
+  if (const auto* key = find_ineffective_key(recipe)) {
     refuse(
         recipe,
-        "fsdp.comm_hook",
+        key->path,
         fmt::format(
-            "{} has no effect: mesh.dp is 1, so there are no replicas to sum "
-            "over. Set it to none. fsdp.reduce_dtype compresses the reduction "
-            "over mesh.dp_shard",
-            recipe.fsdp.comm_hook));
+            "{} has no effect: {}. Leave it out, or change that",
+            value_of(recipe, key->path),
+            why_without_effect(*key, recipe)));
   }
-  check_reshard_to(recipe);
-  const auto sharded = fmt::format("mesh.dp_shard={}", mesh.dp_shard);
-  refuse_set_keys("ddp", sharded + " uses FSDP, which ignores the ddp options");
 }
 
 void check_link(
@@ -260,46 +226,7 @@ void check_origin(const Recipe& recipe) {
   }
 }
 
-void check_average(const Recipe& recipe) {
-  if (recipe.ema.eval && recipe.ema.decay == 0) {
-    refuse(
-        recipe,
-        "ema.eval",
-        "there is no EMA to evaluate: set ema.decay, such as 0.999");
-  }
-}
-
-void check_saving(const Recipe& recipe) {
-  const auto& checkpoint = recipe.checkpoint;
-  if (checkpoint.max_mb_per_s > 0 && !checkpoint.async) {
-    refuse(
-        recipe,
-        "checkpoint.max_mb_per_s",
-        fmt::format(
-            "{} limits only background writes, but checkpoint.async is false. "
-            "Set checkpoint.async=true, or remove this key",
-            checkpoint.max_mb_per_s));
-  }
-}
-
-// How init_from is read.
 void check_init_rules(const Recipe& recipe) {
-  const auto& checkpoint = recipe.checkpoint;
-  const std::array<std::pair<const char*, bool>, 4> rules{{
-      {"checkpoint.init_include", !checkpoint.init_include.empty()},
-      {"checkpoint.init_exclude", !checkpoint.init_exclude.empty()},
-      {"checkpoint.init_rename", !checkpoint.init_rename.empty()},
-      {"checkpoint.init_strict", checkpoint.init_strict != "exact"},
-  }};
-  for (const auto& [key, is_given] : rules) {
-    if (is_given && checkpoint.init_from.empty()) {
-      refuse(
-          recipe,
-          key,
-          "has no effect without checkpoint.init_from. Set "
-          "checkpoint.init_from, or remove this key");
-    }
-  }
   try {
     const checkpoint::Renaming rename(init_rename_rules(recipe));
   } catch (const mesh::UsageError&) {
@@ -352,7 +279,8 @@ void check_non_finite(const Recipe& recipe) {
 void validate(Recipe& recipe, int64_t world_size) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
-  check_fully_sharded(recipe);
+  check_effects(recipe);
+  check_reshard_to(recipe);
   const auto& links = recipe.links;
   check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
   check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);
@@ -360,8 +288,6 @@ void validate(Recipe& recipe, int64_t world_size) {
   check_recomputed(recipe);
   check_adapters(recipe);
   check_origin(recipe);
-  check_average(recipe);
-  check_saving(recipe);
   check_init_rules(recipe);
   check_trace(recipe);
   check_non_finite(recipe);

@@ -59,7 +59,7 @@ TEST(Options, DefaultsAreTorchruns) {
   EXPECT_EQ(options.worker_count, 1);
   EXPECT_EQ(options.role, "default");
   EXPECT_EQ(options.run_id, "none");
-  EXPECT_EQ(options.hosts.address, "127.0.0.1");
+  EXPECT_EQ(options.hosts.address, "");
   EXPECT_EQ(options.hosts.port, 0);
   EXPECT_EQ(options.shutdown_timeout, milliseconds(30000));
   EXPECT_THAT(options.signals, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));

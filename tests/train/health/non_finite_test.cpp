@@ -45,7 +45,7 @@ TEST(NonFinitePolicy, StopNamesStepAndReason) {
   NonFinitePolicy policy(policy_config("stop"));
   EXPECT_THAT(
       message_of<NonFiniteError>(
-          [&] { policy.on_non_finite(7, "the loss is nan on rank 2"); }),
+          [&] { policy.on_non_finite(7, {"the loss is nan on rank 2"}); }),
       StartsWith(
           "step 7: the loss is nan on rank 2. The weights were not updated. "));
 }
@@ -53,17 +53,17 @@ TEST(NonFinitePolicy, StopNamesStepAndReason) {
 TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
   NonFinitePolicy policy(policy_config("skip", 2));
   EXPECT_EQ(
-      policy.on_non_finite(3, "so"),
+      policy.on_non_finite(3, {"so"}),
       "step 3 skipped, 1 in a row of at most 2: so");
   EXPECT_EQ(
-      policy.on_non_finite(4, "so"),
+      policy.on_non_finite(4, {"so"}),
       "step 4 skipped, 2 in a row of at most 2: so");
   policy.on_finite();
   EXPECT_EQ(policy.streak(), 0);
-  policy.on_non_finite(6, "so");
-  policy.on_non_finite(7, "so");
+  policy.on_non_finite(6, {"so"});
+  policy.on_non_finite(7, {"so"});
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(8, "so"); }),
+      message_of<NonFiniteError>([&] { policy.on_non_finite(8, {"so"}); }),
       AllOf(
           StartsWith("step 8: so. The weights were not updated, as in the "
                      "previous 2 steps. The run ends because of "
@@ -71,11 +71,28 @@ TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
           Not(HasSubstr("skipped"))));
 }
 
+TEST(NonFinitePolicy, AWeightEndsTheRunWithTheUpdateThatMadeItSo) {
+  NonFinitePolicy policy(policy_config("skip"));
+  const NonFiniteCause cause{
+      .text = "the weight w holds nan on rank 0", .is_weight = true};
+  EXPECT_THAT(
+      message_of<NonFiniteError>([&] { policy.on_non_finite(1, cause); }),
+      AllOf(
+          StartsWith("step 1: the weight w holds nan on rank 0. It did before "
+                     "the first update. "),
+          HasSubstr("model.from"),
+          Not(HasSubstr("optimizer.lr"))));
+  policy.on_finite();
+  EXPECT_THAT(
+      message_of<NonFiniteError>([&] { policy.on_non_finite(2, cause); }),
+      HasSubstr("An earlier update made it so. Lower optimizer.lr"));
+}
+
 TEST(NonFinitePolicy, AStreakGoesOnInTheNextProcess) {
   NonFinitePolicy policy(policy_config("skip", 2));
   policy.set_streak(2);
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(3, "so"); }),
+      message_of<NonFiniteError>([&] { policy.on_non_finite(3, {"so"}); }),
       HasSubstr("as in the previous 2 steps"));
 }
 
@@ -86,16 +103,16 @@ TEST(NonFinitePolicy, TheCauseIsNamedNotItsConsequences) {
   const NonFiniteFinding loss{Kind::kLoss, 16, "the loss of samples is nan"};
   const NonFiniteFinding weight{Kind::kWeight, 9, "the weight c holds nan"};
   EXPECT_EQ(
-      explain_non_finite({nothing, late, early, nothing}),
+      explain_non_finite({nothing, late, early, nothing}).text,
       "the gradient of b is inf on rank 2");
   EXPECT_EQ(
-      explain_non_finite({early, loss, loss, late}),
+      explain_non_finite({early, loss, loss, late}).text,
       "the loss of samples is nan on ranks 1 and 2");
   EXPECT_EQ(
-      explain_non_finite({loss, weight, weight, weight}),
+      explain_non_finite({loss, weight, weight, weight}).text,
       "the weight c holds nan on ranks 1 to 3");
   EXPECT_EQ(
-      explain_non_finite({nothing, nothing}),
+      explain_non_finite({nothing, nothing}).text,
       "the loss or the norm of the gradients is not finite");
 }
 

@@ -1,8 +1,15 @@
 #include "train/setup/validate.h"
 
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/schema.h"
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 #include "train/setup/load_recipe.h"
@@ -109,7 +116,7 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
         refusal({"ddp." + key}),
         AllOf(
             HasSubstr("ddp." + key.substr(0, key.find('='))),
-            HasSubstr("has no effect: mesh.dp_shard=2 uses FSDP")))
+            HasSubstr("has no effect: mesh.dp_shard is 2 and not 1")))
         << key;
   }
   EXPECT_EQ(refusal({"mesh.dp=2", "fsdp.comm_hook=bf16_compress"}, 4), "");
@@ -222,11 +229,112 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
   EXPECT_EQ(resolved(1, {"train.steps=1"}).trace.steps, 0) << "off";
 }
 
+// A value of `key` that is not its default, as YAML.
+std::string other_value(const Key& key) {
+  const auto type = type_name(key);
+  const auto fallback = default_value(key);
+  if (!key.choices.empty()) {
+    return std::string(
+        key.choices.front() == fallback ? key.choices[1] : key.choices.front());
+  }
+  if (type == "bool") {
+    return fallback == "true" ? "false" : "true";
+  }
+  if (type == "list of strings") {
+    return key.path == "checkpoint.init_rename" ? "[\"a -> b\"]" : "[\"a.*\"]";
+  }
+  if (key.path == "model.rope_scaling.low_freq_factor") {
+    return "2.0"; // The others have higher ones.
+  }
+  // The middle between the default and a limit is allowed.
+  const auto number = std::stod(fallback);
+  const bool is_limited = key.range.most < 1e9;
+  const double other = is_limited && number == key.range.most
+                           ? (number + key.range.least) / 2
+                       : is_limited ? (number + key.range.most) / 2
+                                    : number + 1;
+  return type == "int" ? std::to_string(static_cast<int64_t>(other))
+                       : fmt::format("{}", other);
+}
+
+// Each key that the table says to need another one: refused without that,
+// with a message that names both, and accepted with it.
+TEST(Validate, AValueWithoutEffectIsRefused) {
+  const std::map<std::string_view, Overrides> enabling{
+      {"mesh.dp_shard", {"mesh.dp_shard=2"}},
+      {"mesh.dp", {"mesh.dp=2", "mesh.dp_shard=2"}},
+      {"mesh.tp", {"mesh.tp=2"}},
+      {"fsdp.reshard_after_forward", {"mesh.dp_shard=4"}},
+      {"ddp.comm_hook", {"ddp.comm_hook=powersgd"}},
+      {"train.on_non_finite", {"train.on_non_finite=skip"}},
+      {"lora.rank", {"lora.rank=2", "lora.target_modules=[\"**.q_proj\"]"}},
+      {"lr_schedule.type", {}},
+      {"ema.decay", {"ema.decay=0.9"}},
+      {"checkpoint.async", {}},
+      {"checkpoint.init_from", {"checkpoint.init_from=x"}},
+      {"trace.steps", {"trace.steps=2", "train.steps=100"}},
+      {"model.rope_scaling.rope_type",
+       {"model.rope_scaling.rope_type=llama3"}}};
+  const std::map<std::string_view, Overrides> disabling{
+      {"fsdp.reshard_after_forward",
+       {"mesh.dp_shard=4", "fsdp.reshard_after_forward=never"}},
+      {"mesh.dp", {"mesh.dp=1", "mesh.dp_shard=4"}},
+      {"lr_schedule.type", {"lr_schedule.type=constant"}},
+      {"checkpoint.async", {"checkpoint.async=false"}}};
+  int checked = 0;
+  for (const Key& key : schema()) {
+    if (key.effect.key.empty()) {
+      continue;
+    }
+    ++checked;
+    SCOPED_TRACE(key.path);
+    const auto value =
+        key.path == "fsdp.reshard_to" ? std::string("2") : other_value(key);
+    const auto assignment = fmt::format("{}={}", key.path, value);
+    auto without = disabling.contains(key.effect.key)
+                       ? disabling.at(key.effect.key)
+                       : Overrides{};
+    without.push_back(assignment);
+    const int64_t ranks =
+        without.size() > 1 && without[0].starts_with("mesh") ? 4 : 1;
+    EXPECT_THAT(
+        validation_refusal(ranks, without),
+        AllOf(
+            HasSubstr(fmt::format("{}: ", key.path)),
+            HasSubstr(" has no effect: "),
+            HasSubstr(std::string(key.effect.key) + " is ")));
+    auto with = enabling.at(key.effect.key);
+    with.push_back(assignment);
+    EXPECT_EQ(
+        validation_refusal(
+            key.effect.key.starts_with("fsdp") || key.effect.key == "mesh.dp"
+                ? 4
+            : key.effect.key == "mesh.tp" ? 2
+                                          : 1,
+            with),
+        "");
+  }
+  EXPECT_EQ(checked, 20);
+}
+
+TEST(Validate, AValueWithoutEffectIsNoOtherRun) {
+  auto before = resolved(1, {});
+  before.lora.alpha = 32;
+  before.trace.first_step = 7;
+  EXPECT_THAT(differing_keys(before, resolved(1, {})), ::testing::IsEmpty());
+  auto adapted =
+      resolved(1, {"lora.rank=2", "lora.target_modules=[\"**.q_proj\"]"});
+  EXPECT_THAT(
+      differing_keys(before, adapted),
+      ::testing::IsSupersetOf(
+          std::vector<std::string>{"lora.rank", "lora.alpha"}));
+}
+
 TEST(Validate, AnAverageIsThereToEvaluate) {
   EXPECT_EQ(
       validation_refusal(1, {"ema.eval=true"}),
-      "override ema.eval=true: ema.eval: there is no EMA to evaluate: set "
-      "ema.decay, such as 0.999");
+      "override ema.eval=true: ema.eval: true has no effect: ema.decay is 0.0. "
+      "Leave it out, or change that");
   EXPECT_EQ(validation_refusal(1, {"ema={decay: 0.9, eval: true}"}), "");
   EXPECT_THAT(validation_refusal(1, {"ema.decay=1"}), HasSubstr("ema.decay: "));
   EXPECT_THAT(
@@ -237,9 +345,9 @@ TEST(Validate, OnlyWhatIsWrittenInTheBackgroundIsSlowed) {
   EXPECT_EQ(
       validation_refusal(
           1, {"checkpoint.max_mb_per_s=50", "checkpoint.async=false"}),
-      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50 limits "
-      "only background writes, but checkpoint.async is false. Set "
-      "checkpoint.async=true, or remove this key");
+      "override checkpoint.max_mb_per_s=50: checkpoint.max_mb_per_s: 50.0 has "
+      "no effect: checkpoint.async is false and not true. Leave it out, or "
+      "change that");
   EXPECT_EQ(validation_refusal(1, {"checkpoint.max_mb_per_s=50"}), "");
   EXPECT_THAT(
       validation_refusal(1, {"checkpoint.max_mb_per_s=-1"}),
@@ -260,8 +368,7 @@ TEST(Validate, RulesNeedSomethingToRead) {
         "checkpoint.init_strict=missing_ok"}) {
     EXPECT_THAT(
         validation_refusal(1, {rule}),
-        HasSubstr("has no effect without checkpoint.init_from. Set "
-                  "checkpoint.init_from, or remove this key"));
+        HasSubstr("has no effect: checkpoint.init_from is \"\". Leave it out"));
     EXPECT_EQ(validation_refusal(1, {rule, "checkpoint.init_from=x"}), "");
   }
   EXPECT_THAT(
