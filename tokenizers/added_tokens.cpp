@@ -115,7 +115,7 @@ AddedTokens::AddedTokens(
   }
   for (const auto& [content, token] : tokens_) {
     const std::string text =
-        token.normalized ? normalizers.apply(content) : content;
+        token.normalized ? normalizers.apply(content).text : content;
     texts_.emplace(token.id, text);
     if (!text.empty()) {
       (token.normalized ? normalized_ : raw_).add(text, &token);
@@ -179,6 +179,9 @@ void AddedTokens::split(
     }
     if (match.token->rstrip) {
       end = spaces_after(text, end);
+    }
+    if (end <= begin) {
+      continue; // spaces that the token before took
     }
     if (done < begin) {
       sink(text.substr(done, begin - done), nullptr);

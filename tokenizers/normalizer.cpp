@@ -1,5 +1,6 @@
 #include "tokenizers/normalizer.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -9,7 +10,8 @@
 namespace weft::recipes {
 namespace {
 
-std::string strip_spaces(const std::string& text, bool left, bool right) {
+HeadedText strip_spaces(const HeadedText& from, bool left, bool right) {
+  const std::string& text = from.text;
   size_t begin = 0;
   size_t end = 0; // of the last character that is no space
   bool leading = true;
@@ -23,20 +25,82 @@ std::string strip_spaces(const std::string& text, bool left, bool right) {
   }
   begin = left ? begin : 0;
   end = right ? std::max(begin, end) : text.size();
-  return text.substr(begin, end - begin);
+  return {
+      .text = text.substr(begin, end - begin),
+      .head = head_of_part(from.head, begin, end)};
 }
 
-std::string replace_matches(
+HeadedText prepend(const std::string& prefix, HeadedText text) {
+  if (text.text.empty()) {
+    return text;
+  }
+  if (prefix.empty()) { // puts the first character in its own place
+    text.head = std::max(text.head, utf8_length(text.text[0]));
+  } else if (text.head > 0) {
+    text.head += prefix.size();
+  }
+  text.text.insert(0, prefix);
+  return text;
+}
+
+// Replaces matches, which are given from left to right.
+class Replacer {
+ public:
+  Replacer(const HeadedText& from, const std::string& content)
+      : from_(from), content_(content) {}
+
+  void match(size_t begin, size_t end) {
+    copy_to(begin);
+    to_.text += content_;
+    if (end == 0 || end - 1 < from_.head) {
+      to_.head = to_.text.size();
+    }
+    done_ = end;
+  }
+
+  HeadedText finish() {
+    copy_to(from_.text.size());
+    return std::move(to_);
+  }
+
+ private:
+  void copy_to(size_t end) {
+    if (done_ < from_.head) {
+      to_.head = to_.text.size() + head_of_part(from_.head, done_, end);
+    }
+    to_.text.append(from_.text, done_, end - done_);
+  }
+
+  const HeadedText& from_;
+  const std::string& content_;
+  HeadedText to_;
+  size_t done_ = 0;
+};
+
+HeadedText replace_strings(
+    const std::string& pattern,
+    const std::string& content,
+    const HeadedText& from) {
+  Replacer replacer(from, content);
+  size_t found = from.text.find(pattern);
+  while (found != std::string::npos) {
+    replacer.match(found, found + pattern.size());
+    found = from.text.find(pattern, found + pattern.size());
+  }
+  return replacer.finish();
+}
+
+HeadedText replace_matches(
     const Pattern& pattern,
     const std::string& content,
-    const std::string& text) {
-  std::string replaced;
-  size_t done = 0;
-  pattern.for_each(text, [&](const Pattern::Match& match) {
-    replaced += text.substr(done, match.begin - done) + content;
-    done = match.end;
-  });
-  return replaced + text.substr(done);
+    const HeadedText& from) {
+  Replacer replacer(from, content);
+  if (!from.text.empty()) { // an empty text has no matches, not even empty ones
+    pattern.for_each(from.text, [&](const Pattern::Match& match) {
+      replacer.match(match.begin, match.end);
+    });
+  }
+  return replacer.finish();
 }
 
 } // namespace
@@ -66,8 +130,10 @@ Normalizers::Normalizers(const std::optional<JsonNode>& node) {
   }
 }
 
-std::string Normalizers::apply(std::string_view text) const {
-  std::string normalized(text);
+HeadedText Normalizers::apply(std::string_view text) const {
+  HeadedText normalized{
+      .text = std::string(text),
+      .head = text.empty() ? 0 : utf8_length(text[0])};
   for (const Step& step : steps_) {
     normalized = step(std::move(normalized));
   }
@@ -82,27 +148,27 @@ void Normalizers::add(const JsonNode& node) {
     }
   } else if (type == "Prepend") {
     steps_.emplace_back(
-        [prefix = node.at("prepend").string()](std::string text) {
-          return text.empty() ? text : prefix + text;
+        [prefix = node.at("prepend").string()](HeadedText text) {
+          return prepend(prefix, std::move(text));
         });
   } else if (type == "Replace") {
     const auto [kind, written] = node.at("pattern").pattern();
     const std::string content = node.at("content").string();
-    if (kind == "String") {
-      steps_.emplace_back(
-          [pattern = written, content](const std::string& text) {
-            return replace_all(text, pattern, content);
-          });
+    // An empty string is an expression too, which matches everywhere.
+    if (kind == "String" && !written.empty()) {
+      steps_.emplace_back([pattern = written, content](const HeadedText& text) {
+        return replace_strings(pattern, content, text);
+      });
     } else {
       steps_.emplace_back([pattern = std::make_shared<const Pattern>(written),
-                           content](const std::string& text) {
+                           content](const HeadedText& text) {
         return replace_matches(*pattern, content, text);
       });
     }
   } else if (type == "Strip") {
     steps_.emplace_back(
         [left = node.boolean("strip_left", false),
-         right = node.boolean("strip_right", false)](const std::string& text) {
+         right = node.boolean("strip_right", false)](const HeadedText& text) {
           return strip_spaces(text, left, right);
         });
   } else {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "tokenizers/normalizer.h"
 #include "tokenizers/pattern.h"
 #include "tokenizers/tokenizer.h"
 
@@ -26,12 +27,12 @@ class Cutter {
  public:
   Cutter(
       std::string_view text,
-      bool at_start,
+      size_t head,
       Behavior behavior,
       bool invert,
       PieceSink sink)
       : text_(text),
-        at_start_(at_start),
+        head_(head),
         behavior_(behavior),
         invert_(invert),
         sink_(sink) {}
@@ -91,12 +92,12 @@ class Cutter {
 
   void emit(size_t begin, size_t end) {
     if (begin < end) {
-      sink_(text_.substr(begin, end - begin), at_start_ && begin == 0);
+      sink_(text_.substr(begin, end - begin), head_of_part(head_, begin, end));
     }
   }
 
   std::string_view text_;
-  bool at_start_;
+  size_t head_;
   Behavior behavior_;
   bool invert_;
   PieceSink sink_;
@@ -113,9 +114,9 @@ class SplitByPattern : public PreTokenizer {
   SplitByPattern(Pattern pattern, Behavior behavior, bool invert = false)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
-  void split(std::string_view text, bool at_start, PieceSink sink)
+  void split(std::string_view text, size_t head, PieceSink sink)
       const override {
-    Cutter cutter(text, at_start, behavior_, invert_, sink);
+    Cutter cutter(text, head, behavior_, invert_, sink);
     pattern_.for_each(text, [&](const Pattern::Match& match) {
       cutter.match(match.begin, match.end);
     });
@@ -142,18 +143,19 @@ class ByteLevelWords : public PreTokenizer {
     }
   }
 
-  void split(std::string_view text, bool at_start, PieceSink sink)
+  void split(std::string_view text, size_t head, PieceSink sink)
       const override {
     std::string prefixed;
     if (add_prefix_space_ && !text.starts_with(' ')) {
       prefixed = " ";
       prefixed += text;
       text = prefixed;
+      head += head > 0 ? 1 : 0;
     }
     if (words_) {
-      words_->split(text, at_start, sink);
+      words_->split(text, head, sink);
     } else {
-      sink(text, at_start);
+      sink(text, head);
     }
   }
 
@@ -175,26 +177,30 @@ class Metaspace : public PreTokenizer {
     }
   }
 
-  void split(std::string_view text, bool at_start, PieceSink sink)
+  void split(std::string_view text, size_t head, PieceSink sink)
       const override {
     std::string spelt;
     const bool begins_word =
         text.starts_with(' ') || text.starts_with(replacement_);
     if (!begins_word && (prepend_ == Prepend::kAlways ||
-                         (prepend_ == Prepend::kFirst && at_start))) {
+                         (prepend_ == Prepend::kFirst && head > 0))) {
       spelt += replacement_;
     }
-    for (const char c : text) {
-      if (c == ' ') {
+    size_t spelt_head = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == ' ') {
         spelt += replacement_;
       } else {
-        spelt += c;
+        spelt += text[i];
+      }
+      if (i < head) {
+        spelt_head = spelt.size();
       }
     }
     if (words_) {
-      words_->split(spelt, at_start, sink);
+      words_->split(spelt, spelt_head, sink);
     } else {
-      sink(spelt, at_start);
+      sink(spelt, spelt_head);
     }
   }
 
@@ -317,22 +323,22 @@ void PreTokenizers::add(const JsonNode& node) {
 void PreTokenizers::run(
     size_t stage,
     std::string_view text,
-    bool at_start,
+    size_t head,
     PieceSink sink) const {
   if (stage == stages_.size()) {
-    sink(text, at_start);
+    sink(text, head);
     return;
   }
   stages_[stage]->split(
-      text, at_start, [&](std::string_view piece, bool first) {
-        run(stage + 1, piece, first, sink);
+      text, head, [&](std::string_view piece, size_t piece_head) {
+        run(stage + 1, piece, piece_head, sink);
       });
 }
 
-void PreTokenizers::split(std::string_view text, bool at_start, PieceSink sink)
+void PreTokenizers::split(std::string_view text, size_t head, PieceSink sink)
     const {
   if (!text.empty()) {
-    run(0, text, at_start, sink);
+    run(0, text, head, sink);
   }
 }
 

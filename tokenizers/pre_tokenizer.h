@@ -10,16 +10,16 @@
 
 namespace weft::recipes {
 
-/// A callback that receives a piece of text, and whether it is the beginning of
-/// the full text.
-using PieceSink = c10::function_ref<void(std::string_view, bool)>;
+/// A callback that receives a piece of text and the length of its head. See
+/// Note [Where a text begins].
+using PieceSink = c10::function_ref<void(std::string_view, size_t)>;
 
 /// Splits text from left to right into pieces that no token crosses. No piece
 /// is empty. Pieces may be changed text and are valid during the call only.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  virtual void split(std::string_view text, bool at_start, PieceSink sink)
+  virtual void split(std::string_view text, size_t head, PieceSink sink)
       const = 0;
 };
 
@@ -36,11 +36,11 @@ class PreTokenizers {
   bool is_byte_level() const { return is_byte_level_; }
   bool empty() const { return stages_.empty(); }
 
-  void split(std::string_view text, bool at_start, PieceSink sink) const;
+  void split(std::string_view text, size_t head, PieceSink sink) const;
 
  private:
   void add(const JsonNode& node);
-  void run(size_t stage, std::string_view text, bool at_start, PieceSink sink)
+  void run(size_t stage, std::string_view text, size_t head, PieceSink sink)
       const;
 
   std::vector<std::unique_ptr<PreTokenizer>> stages_;

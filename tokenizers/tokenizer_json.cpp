@@ -207,9 +207,12 @@ class BpeTokenizer : public Tokenizer {
       size_t begin,
       std::vector<int64_t>& tokens,
       const TokenSink& sink) const {
-    const std::string changed =
-        normalizers_.empty() ? std::string() : normalizers_.apply(part);
-    const std::string_view text = normalizers_.empty() ? part : changed;
+    const HeadedText changed =
+        normalizers_.empty() ? HeadedText() : normalizers_.apply(part);
+    const std::string_view text = normalizers_.empty() ? part : changed.text;
+    const size_t head = begin > 0              ? 0
+                        : normalizers_.empty() ? utf8_length(part[0])
+                                               : changed.head;
     size_t done = begin;
     const auto encode_piece = [&](std::string_view piece) {
       constexpr size_t kMaxWaiting = 1 << 14;
@@ -220,7 +223,7 @@ class BpeTokenizer : public Tokenizer {
         tokens.clear();
       }
     };
-    const auto encode_word = [&](std::string_view word, bool /*at_start*/) {
+    const auto encode_word = [&](std::string_view word, size_t /*head*/) {
       model_.for_each_piece(word, encode_piece);
     };
     added_.split(
@@ -230,8 +233,9 @@ class BpeTokenizer : public Tokenizer {
           if (token != nullptr) {
             tokens.push_back(token->id);
           } else {
-            const bool is_first = begin == 0 && piece.data() == text.data();
-            words_.split(piece, is_first, encode_word);
+            const auto at = static_cast<size_t>(piece.data() - text.data());
+            words_.split(
+                piece, head_of_part(head, at, at + piece.size()), encode_word);
           }
         });
   }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -387,6 +388,47 @@ TEST(Utf8, ReadsWhatItWrites) {
     EXPECT_EQ(utf8_length(text[0]), text.size());
     EXPECT_EQ(utf8_at(text, 0), c);
   }
+}
+
+// oracle/random_tokenizers.py: random tables of added tokens, and random chains
+// of normalizers and pre-tokenizers.
+TEST(Tokenizer, RandomTokenizersCutAsTheLibrary) {
+  for (const char* name : {"added_tokens.jsonl", "chains.jsonl"}) {
+    std::istringstream lines(read_text(kOracle + name));
+    std::string line;
+    std::getline(lines, line);
+    const json bases = json::parse(line)["bases"];
+    int texts = 0;
+    while (std::getline(lines, line)) {
+      const json each = json::parse(line);
+      json file = bases[each["of"].get<std::string>()];
+      file.merge_patch(each["with"]);
+      const auto tokenizer = from_json(file);
+      for (size_t i = 0; i < each["texts"].size(); ++i) {
+        const std::string text = each["texts"][i];
+        EXPECT_EQ(tokenizer->encode(text), each["ids"][i].get<Ids>())
+            << name << " " << each["with"].dump() << " " << each["texts"][i];
+        ++texts;
+      }
+    }
+    EXPECT_GT(texts, 1900) << name;
+  }
+}
+
+// On these the library itself panics; what is left of a token that another one
+// took the spaces of is nothing.
+TEST(Tokenizer, ATokenThatAnotherOneTookIsNone) {
+  json file = tokenizer_file("metaspace.json");
+  const auto size = file["model"]["vocab"].size();
+  file["added_tokens"].push_back(
+      {{"id", size}, {"content", "<r>"}, {"rstrip", true}});
+  file["added_tokens"].push_back(
+      {{"id", file["model"]["vocab"]["\n"]},
+       {"content", "\n"},
+       {"lstrip", true}});
+  const auto tokenizer = from_json(file);
+  const auto id = static_cast<int64_t>(size);
+  EXPECT_EQ(tokenizer->encode("<r>\n \n"), (Ids{id}));
 }
 
 } // namespace
