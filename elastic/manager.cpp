@@ -105,7 +105,7 @@ Manager::Manager(
       lanes_(options_.lanes),
       quorum_(link_) {
   lanes_.check_enough_for(link_->group().groups);
-  state_.add_text("lanes", std::to_string(options_.lanes));
+  state_.set_text("lanes", std::to_string(options_.lanes));
   link_->listen([this](const Reply& reply) { follow(reply); });
 }
 
@@ -136,7 +136,7 @@ void Manager::register_state(
 }
 
 void Manager::register_text(std::string name, std::string text) {
-  state_.add_text(std::move(name), std::move(text));
+  state_.set_text(name, std::move(text));
 }
 
 void Manager::register_module(
@@ -154,6 +154,8 @@ void Manager::register_optimizer(
     torch::optim::Optimizer& optimizer,
     const std::shared_ptr<torch::nn::Module>& module) {
   const auto mesh = mesh_of(*module, world_);
+  state_.add_numbers(
+      name, [&optimizer] { return dtensor::describe_options(optimizer); });
   register_state(
       std::move(name),
       [&optimizer, module, mesh] {

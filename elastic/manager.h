@@ -119,7 +119,9 @@ class Step {
   /// is begun again. Blocks until one of the two is certain. Collective: all
   /// ranks of all groups that take part. Throws: CommError if weftrun or a rank
   /// of this group has gone, or if the same groups have failed three times;
-  /// c10::ValueError at a second call.
+  /// DisagreementError, on all ranks of all groups, if registered texts or
+  /// options of optimizers differ between groups; c10::ValueError at a second
+  /// call.
   ///
   /// The ranks of the group tell each other whether they are prepared, in a
   /// message that a caller can save: `are_all_prepared` is the same on all of
@@ -196,7 +198,8 @@ class Manager {
       std::string name,
       SharedState::Get get,
       SharedState::Load load = {});
-  /// Registers a text that must be equal in all groups, such as an option.
+  /// Registers a text that must be equal in all groups, such as an option, or
+  /// replaces the text of that name.
   void register_text(std::string name, std::string text);
   /// Registers the parameters and buffers of a module.
   /// Collective: the ranks of the group.
@@ -206,8 +209,10 @@ class Manager {
       std::string name,
       std::shared_ptr<torch::nn::Module> module);
   /// Registers the state of an optimizer of the parameters of `module`: see
-  /// dtensor::optimizer_state_dict(). Lifetime: it must outlive the steps.
-  /// Collective: the ranks of the group.
+  /// dtensor::optimizer_state_dict(). Its options, such as learning rates, are
+  /// those of the group that sends the state, as they are when Step::commit()
+  /// is called; they are compared in each commit(). Lifetime: it must outlive
+  /// the steps. Collective: the ranks of the group.
   void register_optimizer(
       std::string name,
       torch::optim::Optimizer& optimizer,
@@ -319,6 +324,7 @@ class Manager {
   void wait_for_transfer();
   void take_state();
   bool is_known_to_fail() const;
+  void send_changes();
 
   // The way into an epoch: elastic/manager_epoch.cpp.
   void leave_entered_epoch();
@@ -367,6 +373,8 @@ class Manager {
   bool has_state_ = false;
   /// Whether compare_states() is done in the epoch.
   bool is_ready_ = false;
+  /// Whether send_changes() is done in the step.
+  bool has_sent_changes_ = false;
   /// The number of groups whose gradients count, and the position among them.
   int64_t counting_groups_ = 0;
   int64_t position_ = 0;

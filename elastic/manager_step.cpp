@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include "elastic/manager.h"
 #include "lighthouse/clock.h"
@@ -17,6 +17,46 @@ namespace {
 
 using mesh::CommError;
 using Phase = Member::Phase;
+
+/// What the groups tell each other when all are prepared for a step: whether
+/// one leaves, and a hash that those with the state must have alike. Sums are
+/// enough for that: n numbers are equal if n times the sum of their squares is
+/// the square of their sum.
+class ReadyGroups {
+ public:
+  /// Without a hash this group takes no part in the comparison.
+  ReadyGroups(bool leaves, std::optional<uint64_t> hash)
+      : sums_(at::zeros({2 + 2 * kPieces}, at::kLong)) {
+    auto* sums = sums_.mutable_data_ptr<int64_t>();
+    sums[0] = leaves ? 1 : 0;
+    sums[1] = hash ? 1 : 0;
+    for (int64_t i = 0; i < kPieces; ++i) {
+      const auto piece = static_cast<int64_t>(
+          (hash.value_or(0) >> (i * kBits)) & ((1 << kBits) - 1));
+      sums[2 + 2 * i] = piece;
+      sums[3 + 2 * i] = piece * piece;
+    }
+  }
+  /// To be added over the groups, in place.
+  const at::Tensor& sums() const { return sums_; }
+  bool any_leaves() const { return at(0) > 0; }
+  bool are_alike() const {
+    for (int64_t i = 0; i < kPieces; ++i) {
+      if (at(1) * at(3 + 2 * i) != at(2 + 2 * i) * at(2 + 2 * i)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  // The products above do not overflow for fewer than 2^13 groups.
+  static constexpr int64_t kBits = 18;
+  static constexpr int64_t kPieces = 3;
+  int64_t at(int64_t i) const { return sums_.const_data_ptr<int64_t>()[i]; }
+
+  at::Tensor sums_;
+};
 
 std::function<void()> wait_of(mesh::Work work) {
   return [work = std::move(work)]() mutable { work.wait(); };
@@ -91,6 +131,7 @@ Step Manager::begin_step() {
   }
   step_error_ = nullptr;
   leaves_after_step_ = false;
+  has_sent_changes_ = false;
   while (true) {
     if (!group_) {
       enter_next_epoch();
@@ -229,6 +270,7 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
   bool commits = false;
   bool leaves = false;
   bool takes_state = false;
+  bool differs = false;
   if (leads()) {
     Lock lock(mutex_);
     if (member_.phase() == Phase::kWithoutState) {
@@ -239,19 +281,26 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
       leaves = member_.leaves_after_step() || leaves_after_step_;
       member_.prepare();
       lock.unlock();
-      auto ready = at::full({1}, leaves ? 1 : 0, at::kLong);
+      // A late group has the numbers of the one that sends them.
+      ReadyGroups ready(
+          leaves,
+          takes_state ? std::nullopt : std::optional(state_.hash_of_numbers()));
       keep_failure([&] {
-        group_->all_reduce(ready, mesh::ReduceOp::kSum, "ready").wait();
+        group_->all_reduce(ready.sums(), mesh::ReduceOp::kSum, "ready").wait();
       });
+      differs = !step_error_ && !ready.are_alike();
       lock.lock();
-      commits = !step_error_ && member_.commit(now());
-      leaves = commits && ready.item<int64_t>() > 0;
+      commits = !step_error_ && !differs && member_.commit(now());
+      leaves = commits && ready.any_leaves();
     }
   }
-  const auto decision =
-      from_leader({commits ? 1 : 0, leaves ? 1 : 0, takes_state ? 1 : 0});
+  const auto decision = from_leader(
+      {commits ? 1 : 0, leaves ? 1 : 0, takes_state ? 1 : 0, differs ? 1 : 0});
   if (decision[2] != 0) {
     take_state();
+  }
+  if (decision[3] != 0) {
+    state_.check_numbers(*group_, step());
   }
   if (decision[0] == 0) {
     return false;
@@ -295,7 +344,19 @@ void Manager::wait_for_transfer() {
 
 bool Manager::is_prepared() {
   wait_for_transfer();
+  send_changes();
   return !step_error_;
+}
+
+/// A loop may set a rate, or change other registered state, after begin_step(),
+/// when a late group was already being sent the state: it gets what the step is
+/// committed with.
+void Manager::send_changes() {
+  const bool has_late_groups = group_ && counting_groups_ < group_->size();
+  if (transfer_ && has_late_groups && !step_error_ &&
+      !std::exchange(has_sent_changes_, true)) {
+    keep_failure([&] { transfer_->send_changes(); });
+  }
 }
 
 /// Makes what has arrived the state of this rank.

@@ -38,8 +38,64 @@ void SharedState::add(std::string name, Get get, Load load) {
   parts_.push_back({std::move(name), std::move(get), std::move(load)});
 }
 
-void SharedState::add_text(std::string name, std::string text) {
-  texts_.emplace_back(std::move(name), std::move(text));
+void SharedState::set_text(const std::string& name, std::string text) {
+  for (auto& [known, value] : texts_) {
+    if (known == name) {
+      value = std::move(text);
+      return;
+    }
+  }
+  texts_.emplace_back(name, std::move(text));
+}
+
+void SharedState::add_numbers(std::string name, Describe describe) {
+  numbers_.emplace_back(std::move(name), std::move(describe));
+}
+
+std::string SharedState::describe_numbers() const {
+  base::StringWriter out;
+  for (const auto& [name, text] : texts_) {
+    out << name << ' ' << text << '\n';
+  }
+  for (const auto& [name, describe] : numbers_) {
+    const auto described = describe();
+    base::StringReader lines(described);
+    for (std::string line; std::getline(lines, line);) {
+      out << name << ' ' << line << '\n';
+    }
+  }
+  return out.str();
+}
+
+uint64_t SharedState::hash_of_numbers() const {
+  return base::fnv1a(describe_numbers());
+}
+
+void SharedState::check_numbers(mesh::Communicator& group, int64_t step) const {
+  const auto texts =
+      mesh::all_gather_text(group, describe_numbers(), "numbers");
+  try {
+    group.barrier("numbers"); // Nobody leaves before all have the texts.
+  } catch (const mesh::CommError&) {
+  }
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) {
+      continue;
+    }
+    const auto [first, other] = first_difference(texts[0], texts[rank]);
+    mesh::throw_error<mesh::DisagreementError>(mesh::detail::concat(
+        "[elastic] the groups would apply step ",
+        step,
+        " with other options: the first one has \"",
+        first,
+        "\", and group ",
+        rank,
+        " has \"",
+        other,
+        "\". Set them from Step::number() in each step, or register what they "
+        "are computed from (Manager::register_state), such as the steps of a "
+        "scheduler"));
+  }
 }
 
 std::string SharedState::describe() const {

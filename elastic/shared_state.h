@@ -26,8 +26,14 @@ class SharedState {
 
   void add(std::string name, Get get, Load load);
 
-  /// Adds a text that all members must have alike, such as an option.
-  void add_text(std::string name, std::string text);
+  /// Returns lines "<name> <value>" of numbers that all members must have alike
+  /// when they apply a step.
+  using Describe = std::function<std::string()>;
+
+  /// Sets a text that all members must have alike, such as an option.
+  void set_text(const std::string& name, std::string text);
+  /// Adds numbers that may change from step to step.
+  void add_numbers(std::string name, Describe describe);
 
   /// Checks that all members of `group` have the same names, sizes, dtypes and
   /// texts as its rank `source`.
@@ -35,6 +41,12 @@ class SharedState {
   /// Throws: mesh::DisagreementError naming what differs on a member that
   /// differs, mesh::CommError on the others, which can go on without it.
   void check_alike(mesh::Communicator& group, int64_t source) const;
+  /// Returns a hash of the texts and numbers that this member has now.
+  uint64_t hash_of_numbers() const;
+  /// Throws: mesh::DisagreementError on all members with the first text or
+  /// number in which a member differs from rank 0; nothing if all are alike.
+  /// Collective: the members of `group`.
+  void check_numbers(mesh::Communicator& group, int64_t step) const;
   /// Returns the tensors, which share memory with the state.
   Tensors tensors() const;
   /// Says that they have the content of another member's.
@@ -47,8 +59,10 @@ class SharedState {
     Load load;
   };
   std::string describe() const;
+  std::string describe_numbers() const;
 
   std::vector<Part> parts_;
+  std::vector<std::pair<std::string, Describe>> numbers_;
   std::vector<std::pair<std::string, std::string>> texts_;
 };
 

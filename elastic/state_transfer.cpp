@@ -37,6 +37,25 @@ bool has_storage_of_its_own(const at::Tensor& tensor) {
          tensor.storage().nbytes() == tensor.nbytes();
 }
 
+std::vector<at::Tensor> slices_of(const at::Tensor& message) {
+  const auto flat = message.view({-1});
+  return flat.numel() == 0 ? std::vector<at::Tensor>()
+                           : flat.split(kSliceBytes / flat.element_size());
+}
+
+uint64_t with_slice(uint64_t sum, const at::Tensor& slice) {
+  return sum * 31 + static_cast<uint64_t>(
+                        ddp::hash_of(slice.const_data_ptr(), slice.nbytes()));
+}
+
+uint64_t hash_of_bits(const at::Tensor& message) {
+  uint64_t sum = 0;
+  for (const auto& slice : slices_of(message)) {
+    sum = with_slice(sum, slice);
+  }
+  return sum;
+}
+
 /// Gives `to` the content of `from`, which is of no use afterwards. Takes the
 /// memory in place of copying where it can: every tensor that shares `to`'s
 /// storage sees it.
@@ -92,10 +111,14 @@ StateTransfer::~StateTransfer() {
 std::function<void()> StateTransfer::send(
     const at::Tensor& tensor,
     std::string_view name) {
-  Message message{
-      .tensor = tensor,
-      .name = std::string(name),
-      .sent = std::promise<void>()};
+  auto sent = enqueue([this, tensor, name = std::string(name)] {
+    group_.broadcast(tensor, 0, name).wait();
+  });
+  return [sent = std::move(sent)] { sent.get(); };
+}
+
+std::shared_future<void> StateTransfer::enqueue(std::function<void()> run) {
+  Message message{.run = std::move(run), .sent = std::promise<void>()};
   std::shared_future<void> sent(message.sent.get_future());
   const std::lock_guard lock(mutex_);
   if (error_) {
@@ -105,10 +128,57 @@ std::function<void()> StateTransfer::send(
     ++pending_;
     changed_.notify_all();
   }
-  return [sent = std::move(sent)] { sent.get(); };
+  return sent;
 }
 
-/// Waits for the next tensor to send. Empty at the end.
+void StateTransfer::send_changes() {
+  const at::NoGradGuard no_grad;
+  const auto count = static_cast<int64_t>(hashes_.size());
+  const auto has_changed = at::zeros({count}, at::kByte);
+  std::vector<std::pair<std::string, at::Tensor>> changes;
+  if (sends()) {
+    auto* flags = has_changed.mutable_data_ptr<uint8_t>();
+    int64_t i = 0;
+    for (const auto& part : state_.tensors()) {
+      for (const auto& [name, tensor] : part) {
+        const auto local = ddp::local_part(tensor).cpu().contiguous();
+        const bool is_same =
+            i < count && hash_of_bits(local) == hashes_[static_cast<size_t>(i)];
+        if (!is_same) {
+          changes.emplace_back(name, local);
+        }
+        if (i < count) {
+          flags[i] = is_same ? 0 : 1;
+        }
+        ++i;
+      }
+    }
+    WEFT_CHECK_EQ(
+        "elastic",
+        i,
+        count,
+        mesh::ErrorContext(),
+        "The registered state had that many tensors when the step began, and "
+        "has others now. Make all of it before Manager::begin_step().");
+  }
+  enqueue([this, has_changed, changes = std::move(changes)] {
+    group_.broadcast(has_changed, 0, "changes of the state").wait();
+    const auto* flags = has_changed.const_data_ptr<uint8_t>();
+    uint64_t sum = 0;
+    size_t next = 0;
+    for (size_t i = 0; i < hashes_.size(); ++i) {
+      if (flags[i] == 0) {
+        continue;
+      }
+      const auto& message =
+          sends() ? changes[next++].second : received_[i].second;
+      sum = sum * 31 + transfer(message, "change of the state");
+    }
+    check_hash(sum);
+  }).get();
+}
+
+/// Waits for what to do next. Empty at the end.
 std::optional<StateTransfer::Message> StateTransfer::next_message() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return is_closed_ || !messages_.empty(); });
@@ -156,10 +226,10 @@ void StateTransfer::run() {
     while ((message = next_message())) {
       {
         const mesh::ExtraThread extra_thread;
-        group_.broadcast(message->tensor, 0, message->name).wait();
+        message->run();
       }
       auto sent = std::move(message->sent);
-      message.reset(); // The tensor is the caller's alone.
+      message.reset(); // The tensors are the caller's alone.
       is_done(std::move(sent));
     }
   } catch (...) {
@@ -181,13 +251,22 @@ void StateTransfer::transfer_state() {
     for (const auto& [name, tensor] : part) {
       const auto local = ddp::local_part(tensor);
       const auto message = message_for(local);
-      sum = sum * 31 + transfer(message, name);
+      hashes_.push_back(transfer(message, name));
+      sum = sum * 31 + hashes_.back();
       bytes_ += static_cast<int64_t>(message.nbytes());
       if (!sends()) {
         received_.emplace_back(local, message);
       }
     }
   }
+  check_hash(sum);
+  milliseconds_ = std::chrono::duration<double, std::milli>(
+                      std::chrono::steady_clock::now() - start)
+                      .count();
+}
+
+/// Throws: mesh::CommError if the hash of rank 0 is another one.
+void StateTransfer::check_hash(uint64_t sum) {
   const auto expected = at::tensor({static_cast<int64_t>(sum)});
   group_.broadcast(expected, 0, "hash of the state").wait();
   if (static_cast<uint64_t>(expected.item<int64_t>()) != sum) {
@@ -195,9 +274,6 @@ void StateTransfer::transfer_state() {
         "[elastic] the state that arrived from another group differs from "
         "what was sent");
   }
-  milliseconds_ = std::chrono::duration<double, std::milli>(
-                      std::chrono::steady_clock::now() - start)
-                      .count();
 }
 
 /// What is sent of a tensor, or the memory for it.
@@ -210,19 +286,14 @@ at::Tensor StateTransfer::message_for(const at::Tensor& local) {
              : at::empty(local.sizes(), local.options().device(at::kCPU));
 }
 
-/// Sends or receives a tensor. Returns a hash of its bits.
+/// Sends or receives a tensor. Returns hash_of_bits() of it.
 uint64_t StateTransfer::transfer(
     const at::Tensor& message,
     const std::string& name) {
-  const auto flat = message.view({-1});
-  const int64_t most = kSliceBytes / flat.element_size();
   uint64_t sum = 0;
-  for (int64_t start = 0; start < flat.numel(); start += most) {
-    const auto slice =
-        flat.narrow(0, start, std::min(most, flat.numel() - start));
+  for (const auto& slice : slices_of(message)) {
     group_.broadcast(slice, 0, name).wait();
-    sum = sum * 31 + static_cast<uint64_t>(
-                         ddp::hash_of(slice.const_data_ptr(), slice.nbytes()));
+    sum = with_slice(sum, slice);
   }
   return sum;
 }

@@ -61,6 +61,13 @@ class StateTransfer {
   [[nodiscard]] std::function<void()> send(
       const at::Tensor& tensor,
       std::string_view name);
+  /// Sends what has changed on rank 0 since it was sent, and replaces it on the
+  /// others, after wait(). Blocks until it has arrived.
+  /// Collective: the ranks of the group, in the order of send().
+  /// Throws: mesh::CommError if a rank was lost, or if what arrived differs
+  /// from what was sent; mesh::DisagreementError if the state has other tensors
+  /// than before.
+  void send_changes();
   bool sends() const { return group_.rank() == 0; }
   /// The size of the state, and how long the transfer took, after wait().
   int64_t bytes() const { return bytes_; }
@@ -70,15 +77,16 @@ class StateTransfer {
   void load();
 
  private:
-  /// A tensor to send after the state.
+  /// What the thread does after it has sent the state.
   struct Message {
-    at::Tensor tensor;
-    std::string name;
+    std::function<void()> run;
     std::promise<void> sent;
   };
 
   void run();
+  std::shared_future<void> enqueue(std::function<void()> run);
   void transfer_state();
+  void check_hash(uint64_t sum);
   std::optional<Message> next_message();
   at::Tensor message_for(const at::Tensor& local);
   uint64_t transfer(const at::Tensor& message, const std::string& name);
@@ -89,6 +97,8 @@ class StateTransfer {
   Buffers buffers_;
   /// Each tensor of the state, and the memory to which its content came.
   std::vector<std::pair<at::Tensor, at::Tensor>> received_;
+  /// Hashes of the tensors as they were sent.
+  std::vector<uint64_t> hashes_;
   int64_t bytes_ = 0;
   double milliseconds_ = 0;
   std::promise<void> arrival_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -15,6 +16,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/torch.h>
 
+#include "base/string_streams.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/error/error.h"
 
@@ -308,6 +310,54 @@ ParameterState read_state(
       "hand.");
 }
 
+using NamedOptions = std::vector<std::pair<const char*, double>>;
+
+// The options with which a step updates a parameter, of each supported type.
+NamedOptions named_options(const torch::optim::OptimizerOptions& options) {
+  namespace optim = torch::optim;
+  const auto adam = [](const auto& of) -> NamedOptions {
+    const auto [first, second] = of.betas();
+    return {
+        {"lr", of.lr()},
+        {"betas[0]", first},
+        {"betas[1]", second},
+        {"eps", of.eps()},
+        {"weight_decay", of.weight_decay()},
+        {"amsgrad", of.amsgrad()}};
+  };
+  if (const auto* of = dynamic_cast<const optim::AdamWOptions*>(&options)) {
+    return adam(*of);
+  }
+  if (const auto* of = dynamic_cast<const optim::AdamOptions*>(&options)) {
+    return adam(*of);
+  }
+  if (const auto* of = dynamic_cast<const optim::SGDOptions*>(&options)) {
+    return {
+        {"lr", of->lr()},
+        {"momentum", of->momentum()},
+        {"dampening", of->dampening()},
+        {"weight_decay", of->weight_decay()},
+        {"nesterov", of->nesterov()}};
+  }
+  if (const auto* of = dynamic_cast<const optim::AdagradOptions*>(&options)) {
+    return {
+        {"lr", of->lr()},
+        {"lr_decay", of->lr_decay()},
+        {"eps", of->eps()},
+        {"weight_decay", of->weight_decay()}};
+  }
+  if (const auto* of = dynamic_cast<const optim::RMSpropOptions*>(&options)) {
+    return {
+        {"lr", of->lr()},
+        {"alpha", of->alpha()},
+        {"eps", of->eps()},
+        {"weight_decay", of->weight_decay()},
+        {"momentum", of->momentum()},
+        {"centered", of->centered()}};
+  }
+  return {};
+}
+
 std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
     const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
@@ -505,6 +555,18 @@ StateDict optimizer_state_dict(
         }
       });
   return result;
+}
+
+std::string describe_options(const torch::optim::Optimizer& optimizer) {
+  base::StringWriter out;
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& [name, value] : named_options(groups[i].options())) {
+      out << "group " << i << ' ' << name << ' ' << fmt::format("{}", value)
+          << '\n';
+    }
+  }
+  return out.str();
 }
 
 bool holds_state(const StateDict& state, const std::string& fqn) {

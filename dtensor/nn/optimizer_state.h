@@ -52,6 +52,11 @@ StateDict optimizer_state_dict(
     const mesh::DeviceMesh& mesh,
     const StateDict* to_be_loaded = nullptr);
 
+/// Returns the options of each parameter group, one line per option: "group 0
+/// lr 0.01". Not collective. Optimizers that optimizer_state_dict() does not
+/// support have no lines.
+std::string describe_options(const torch::optim::Optimizer& optimizer);
+
 /// Checks that `state` has the same learning rate, betas, ... for all
 /// parameters of each group. `groups` has the parameters' names and the index
 /// of their group.
