@@ -216,12 +216,10 @@ std::vector<at::Tensor> LocalMap::operator()(
     const std::vector<at::Tensor>& inputs) const {
   auto mesh = options.mesh;
   bool any = false;
-  bool uneven = false;
   for (const auto& input : inputs) {
     if (is_dtensor(input)) {
       any = true;
       mesh = mesh ? mesh : spec_of(input).mesh();
-      uneven |= is_uneven(input);
     }
   }
   if (!any) {
@@ -247,9 +245,11 @@ std::vector<at::Tensor> LocalMap::operator()(
         "in_grad_placements", options.in_grad_placements.size(), inputs.size());
   }
   std::vector<at::Tensor> placed;
+  bool uneven = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     placed.push_back(
         is_dtensor(inputs[i]) ? place(inputs[i], i, *mesh) : inputs[i]);
+    uneven |= is_dtensor(inputs[i]) && is_uneven(placed[i]);
   }
   std::vector<at::Tensor> locals;
   for (size_t i = 0; i < inputs.size(); ++i) {

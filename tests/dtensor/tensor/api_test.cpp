@@ -109,6 +109,37 @@ TEST(LocalMap, AFunctionThatCommunicatesSaysWhereGradientsLie) {
   });
 }
 
+TEST(LocalMap, InputsThatAreMovedToUnevenPartsGiveOutputsOfTheirSizes) {
+  const auto x_whole = random({7, 5}, 1);
+  const auto w_whole = random({5, 3}, 2);
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](RankContext& self) {
+      const auto mesh = line(self);
+      const LocalMapOptions options{
+          .in_placements = {Placements{Shard(0)}, Placements{Replicate()}},
+          .redistribute_inputs = true};
+      const auto mm = local_map(
+          [](const at::Tensor& a, const at::Tensor& b) { return a.mm(b); },
+          Placements{Shard(0)},
+          options);
+      auto x = distributed(x_whole.clone(), mesh, {Replicate()});
+      auto w = distributed(w_whole.clone(), mesh, {Replicate()});
+      x.requires_grad_();
+      w.requires_grad_();
+      const auto y = mm(x, w);
+      EXPECT_EQ(y.sizes(), (at::IntArrayRef{7, 3}));
+      EXPECT_EQ(spec_of(y).placements(), Placements{Shard(0)});
+      expect_close(full_tensor(y), x_whole.mm(w_whole), 1e-12, "y");
+      y.square().sum().backward();
+      const auto y_grad = 2 * x_whole.mm(w_whole);
+      expect_close(
+          full_tensor(x.grad()), y_grad.mm(w_whole.t()), 1e-12, "x");
+      expect_close(
+          full_tensor(w.grad()), x_whole.t().mm(y_grad), 1e-12, "w");
+    });
+  }
+}
+
 TEST(LocalMap, AnInputElsewhereIsMovedOnlyIfAskedFor) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = line(self);
