@@ -77,7 +77,7 @@ class StateTransfer {
   void load();
 
  private:
-  /// What the thread does after it has sent the state.
+  /// A task of the thread after it has sent the state.
   struct Message {
     std::function<void()> run;
     std::promise<void> sent;

@@ -26,6 +26,13 @@ mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
+std::string name_in_unit(
+    const std::string& parameter,
+    const torch::nn::Module& module) {
+  return fmt::format(
+      "\"{}\" of a {}", parameter, dtensor::module_type_name(module));
+}
+
 /// Throws unless `parameter` of `module` can be sharded over the mesh dim `dim`
 /// too: another unit or parallelize_module() may use it already.
 void check_mesh_dim_is_free(
@@ -37,16 +44,14 @@ void check_mesh_dim_is_free(
   const auto& own = dtensor::spec_of(tensor);
   const bool is_free = !own.mesh().has_mesh_dim(dim);
   const auto& unit = dtensor::parameter_info(tensor).fsdp_unit;
+  const auto own_name = name_in_unit(name, module);
   WEFT_CHECK(
       is_free || unit.empty(),
       kOp,
       where(dp),
-      "\"",
-      name,
-      "\" of a ",
-      dtensor::module_type_name(module),
+      own_name,
       " is already in another unit, as ",
-      unit,
+      unit == own_name ? "that of another such module" : unit,
       ". Call fully_shard() for inner modules first. If the weight is tied, "
       "make one unit of the modules that share it: fully_shard({&first, "
       "&second}, mesh).");
@@ -274,8 +279,8 @@ void fully_shard(
       unit->parameters.push_back(
           {.tensor = item.tensor,
            .placement = placement_of(item, *module, dp)});
-      dtensor::parameter_info(item.tensor).fsdp_unit = fmt::format(
-          "\"{}\" of a {}", item.name, dtensor::module_type_name(*module));
+      dtensor::parameter_info(item.tensor).fsdp_unit =
+          name_in_unit(item.name, *module);
     }
   }
   WEFT_CHECK(

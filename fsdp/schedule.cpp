@@ -417,6 +417,7 @@ void Schedule::begin_backward() {
   };
   const std::shared_ptr<void> token(this, drop);
   is_partial_ = !torch::autograd::get_current_graph_task_exec_info()->empty();
+  records_graph_ = at::GradMode::is_enabled();
   last_used_ = nullptr;
   for (const auto& unit : units_) {
     unit->begin_backward();
@@ -482,7 +483,7 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
     if (last_used_ == &unit) {
       last_used_ = nullptr;
     }
-    unit.reshard(memory_);
+    reshard_after_backward(unit);
   }
   if (options_.backward_prefetch != BackwardPrefetch::kNone) {
     prefetch_in_backward(unit);
@@ -497,8 +498,16 @@ void Schedule::reshard_done(const Unit& current) {
     if (unit.get() != &current && unit.get() != outermost_ &&
         unit->is_unsharded() && unit->awaits_nothing() &&
         state_of(*unit).order > order) {
-      unit->reshard(memory_);
+      reshard_after_backward(*unit);
     }
+  }
+}
+
+// A backward of gradients (create_graph) reads what this one has saved of the
+// rows, without asking for them: they stay here until that has ended.
+void Schedule::reshard_after_backward(Unit& unit) {
+  if (!records_graph_) {
+    unit.reshard(memory_);
   }
 }
 
@@ -570,7 +579,7 @@ void Schedule::end_backward() {
     } else {
       unit->keep_own_gradients(memory_);
     }
-    unit->reshard(memory_);
+    reshard_after_backward(*unit);
     unit->drop_kept(memory_);
   }
   is_in_backward_ = false;

@@ -153,6 +153,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void prefetch_in_forward(const Unit& unit);
   void leave(Unit& unit);
   void reshard_done(const Unit& current);
+  void reshard_after_backward(Unit& unit);
   void drop_failed_backward(int64_t pass);
   void listen_to(Unit& unit);
   /// Adds hooks to the graph nodes after which `unit` is needed again. A null
@@ -200,6 +201,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   int whole_depth_ = 0;
   /// True if the pass computes gradients of some tensors only.
   bool is_partial_ = false;
+  /// True if the pass records a graph of its own, for second derivatives.
+  bool records_graph_ = false;
   std::deque<Unit*> in_flight_;
   /// The unit whose gradients are being summed over the replicas, or null.
   Unit* over_replicas_ = nullptr;

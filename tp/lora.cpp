@@ -60,6 +60,24 @@ Target checked_target(const std::string& name, torch::nn::Module& module) {
   return {name, linear};
 }
 
+[[noreturn]] void refuse_no_match(
+    const std::string& pattern,
+    torch::nn::Module& module) {
+  std::vector<std::string> linears;
+  for (const auto& item : module.named_modules()) {
+    if (item.value()->as<LinearImpl>()) {
+      linears.push_back(item.key());
+    }
+  }
+  std::string near;
+  for (const auto& name : nearest_names(pattern, linears)) {
+    near += (near.empty() ? " Did you mean \"" : "\" or \"") + name;
+  }
+  refuse_lora(
+      "no module matches \"" + pattern + "\"." +
+      (near.empty() ? "" : near + "\"?"));
+}
+
 std::vector<Target> find_targets(
     torch::nn::Module& module,
     const std::vector<std::string>& patterns) {
@@ -79,7 +97,7 @@ std::vector<Target> find_targets(
       }
     }
     if (!any) {
-      refuse_lora("no module matches \"" + pattern + "\".");
+      refuse_no_match(pattern, module);
     }
   }
   return targets;

@@ -524,4 +524,17 @@ dtensor::StateDict ZeroRedundancyOptimizer::consolidate_state_dict(
   return state_access(module).consolidated(to);
 }
 
+std::vector<at::Tensor> without_repeats(
+    const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : parameters) {
+    const bool is_listed = std::ranges::any_of(
+        result, [&](const auto& each) { return each.is_same(parameter); });
+    if (!is_listed) {
+      result.push_back(parameter);
+    }
+  }
+  return result;
+}
+
 } // namespace weft::ddp

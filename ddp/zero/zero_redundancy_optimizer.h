@@ -165,15 +165,21 @@ std::unique_ptr<ZeroRedundancyOptimizer> make_zero(
       dp,
       zero_options);
 }
-/// Like make_zero() above, with one parameter group.
+/// Returns the tensors without those that are another one's handle, such as a
+/// tied weight, which torch::nn::Module::parameters() lists once per module.
+std::vector<at::Tensor> without_repeats(
+    const std::vector<at::Tensor>& parameters);
+
+/// Like make_zero() above, with one parameter group. A parameter that is listed
+/// twice counts once.
 template <class Optimizer, class Options>
 std::unique_ptr<ZeroRedundancyOptimizer> make_zero(
-    std::vector<at::Tensor> parameters,
+    const std::vector<at::Tensor>& parameters,
     Options options,
     const mesh::DeviceMesh& dp,
     ZeroRedundancyOptimizerOptions zero_options = {}) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::move(parameters));
+  groups.emplace_back(without_repeats(parameters));
   return make_zero<Optimizer>(
       std::move(groups), std::move(options), dp, zero_options);
 }

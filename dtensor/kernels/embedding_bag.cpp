@@ -33,9 +33,11 @@ BagPlacements plan_bags(
     plan.output.push_back(y);
   };
   for (size_t i = 0; i < weight.size(); ++i) {
-    if (weight[i].is_shard(1)) {
+    // Rows and columns of a StridedShard are not adjacent.
+    const bool is_strided = weight[i].is_strided();
+    if (weight[i].is_shard(1) && !is_strided) {
       push(weight[i], weight[i], Partial(), weight[i]);
-    } else if (weight[i].is_shard(0) && rows_may_be_cut) {
+    } else if (weight[i].is_shard(0) && !is_strided && rows_may_be_cut) {
       push(weight[i], weight[i], Partial(), Partial());
     } else if (indices[i].is_shard() && bags_may_be_cut) {
       push(r, Partial(), Partial(), Shard(0));

@@ -70,6 +70,17 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  const auto is_on_mesh = [](const at::Tensor& tensor) {
+    const auto* impl = dtensor_impl(tensor);
+    return impl && impl->spec().mesh_ndim() > 0;
+  };
+  if (!is_on_mesh(self) && !is_on_mesh(other)) {
+    const auto whole = [](const at::Tensor& tensor) {
+      const auto* impl = dtensor_impl(tensor);
+      return impl ? impl->local() : tensor;
+    };
+    return at::equal(whole(self), whole(other));
+  }
   TORCH_CHECK_VALUE(
       is_dtensor(self) && is_dtensor(other),
       "[equal] mixes a DTensor with a plain tensor. Compare full_tensor(x).");

@@ -21,27 +21,16 @@ std::vector<Strategy> like_input(
   return {{{placement}, {placement}}};
 }
 
-// zeros and uninitialised memory may stand for a pending reduction as well.
-std::vector<Strategy> like_input_or_partial(
+// Zeros may stand for a sum or an average that is pending as well: derivative
+// formulas add to them. For other reductions they are values like any.
+std::vector<Strategy> zeros_like(
     const OpCall& call,
     const StrategyContext& context) {
   const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
-  return {{{placement}, {placement}}};
-}
-
-// So may a number that the reduction leaves alone.
-std::vector<Strategy> filled_like(
-    const OpCall& call,
-    const StrategyContext& context) {
-  const auto& placement = call.tensors[0].spec->placement(context.mesh_dim);
-  const bool full = call.name() == "aten::full_like";
-  const auto kept =
-      rules::reductions_keeping(full ? call.arguments[1] : c10::IValue(1));
-  if (placement.is_partial() &&
-      std::ranges::find(kept, placement.reduce_op()) == kept.end()) {
-    return {};
-  }
-  return {{{placement}, {placement}}};
+  const bool may_be_partial = placement.is_partial(ReduceOp::kSum) ||
+                              placement.is_partial(ReduceOp::kAvg);
+  return may_be_partial ? std::vector<Strategy>{{{placement}, {placement}}}
+                        : like_input(call, context);
 }
 
 // new_*(sizes): cut as the input where the cut dim is as long as the input's.
@@ -78,13 +67,12 @@ std::vector<OutputMeta> eye_sizes(const OpCall& call) {
 void add_factory_rules(RuleTable& table) {
   // Made replicated, which keeps its part.
   table.add("eye", {.infer = eye_sizes});
-  table.add(
-      "zeros_like", {.strategies = like_input_or_partial, .value_free = true});
-  // Uninitialised memory is written to next (1 / x is empty_like, fill_ and
-  // div_), which a Partial sum would refuse.
+  table.add("zeros_like", {.strategies = zeros_like, .value_free = true});
+  // These are values, which an op writes to next (2 / x is empty_like, fill_
+  // and div_): what is pending would refuse that.
   table.add(
       "empty_like ones_like full_like",
-      {.strategies = filled_like, .value_free = true});
+      {.strategies = like_input, .value_free = true});
   table.add(
       "new_empty new_zeros new_ones new_full",
       {.strategies = new_like,

@@ -1,8 +1,10 @@
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <cstddef>
 #include <mutex>
 #include <utility>
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
@@ -45,6 +47,36 @@ c10::Storage no_data(const at::Tensor& local) {
           "for the local tensor or full_tensor(x) for the full tensor.");
   show_memory(storage, local);
   return storage;
+}
+
+void* data_of(const at::Tensor& local) {
+  auto* first = static_cast<std::byte*>(local.storage()
+                                            .unsafeGetStorageImpl()
+                                            ->_mutable_data_ptr_no_checks()
+                                            .get());
+  return first == nullptr ? nullptr
+                          : first + local.storage_offset() *
+                                        static_cast<int64_t>(local.itemsize());
+}
+
+at::DataPtr own_data(const at::Tensor& local) {
+  return at::DataPtr(
+      data_of(local),
+      local.storage().unsafeGetStorageImpl(),
+      &keep_base_memory,
+      local.device());
+}
+
+// A storage of the memory of `local`, from its first element on. It is one of
+// the tensor's own, as no_data() is.
+c10::Storage data_storage(const at::Tensor& local) {
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(),
+      at::detail::computeStorageNbytes(
+          local.sizes(), local.strides(), local.itemsize()),
+      own_data(local),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
 }
 
 c10::DispatchKeySet keys(const at::Tensor& local) {
@@ -100,11 +132,17 @@ DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
 // looked up then. See Note [Gradients that share memory].
 const c10::Storage& DTensorImpl::storage() const {
   auto* self = const_cast<DTensorImpl*>(this);
-  std::call_once(storage_made_, [self] {
+  std::call_once(storage_made_, [this, self] {
     if (!self->storage_) {
-      self->storage_ = no_data(self->local_);
+      self->storage_ =
+          has_data() ? data_storage(self->local_) : no_data(self->local_);
     }
   });
+  if (shows_memory(storage_) && has_data() &&
+      storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() !=
+          data_of(local_)) {
+    self->storage_ = data_storage(self->local_); // It has moved.
+  }
   if (storage_.use_count() == 1 && is_shared(local_)) {
     const std::lock_guard lock(
         spec_.mesh().extension<SecondReferences>().mutex);
@@ -113,6 +151,15 @@ const c10::Storage& DTensorImpl::storage() const {
     }
   }
   return storage_;
+}
+
+// A tensor on no mesh is whole, so that its data is that of its local tensor:
+// programs read outputs of a model that only FSDP shards as plain tensors. A
+// parameter whose rows are given away between its uses has none.
+bool DTensorImpl::has_data() const {
+  return spec_.mesh_ndim() == 0 && !parameter_hooks && !deferred &&
+         local_.has_storage() && local_.layout() == at::kStrided &&
+         !local_.is_meta() && local_.strides() == strides();
 }
 
 // What reads the data pointer asks this first and storage_ then.
@@ -133,10 +180,13 @@ void DTensorImpl::move_local(at::Tensor local) {
 }
 
 void DTensorImpl::reset_local(at::Tensor local, DTensorSpec spec) {
+  const bool had_data = has_data();
   data_type_ = local.dtype();
   local_ = std::move(local);
   spec_ = std::move(spec);
-  if (shows_memory(storage_)) {
+  if (shows_memory(storage_) && (had_data || has_data())) {
+    storage_ = has_data() ? data_storage(local_) : no_data(local_);
+  } else if (shows_memory(storage_)) {
     show_memory(storage_, local_);
   }
   copied_view.reset();

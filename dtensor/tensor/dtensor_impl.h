@@ -98,6 +98,8 @@ class DTensorImpl final : public c10::TensorImpl {
       const c10::intrusive_ptr<c10::TensorImpl>& impl) override;
 
  private:
+  /// Returns true if the data pointer is that of the local tensor.
+  bool has_data() const;
   const char* tensorimpl_type_name() const override { return "DTensorImpl"; }
 
   at::Tensor local_;

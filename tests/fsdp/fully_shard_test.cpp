@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/error/error.h"
-#include "tests/fsdp/models.h"
+#include "tests/fsdp/train_models.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 
@@ -754,6 +755,34 @@ TEST(FullyShardRefuses, UnitsThatOverlap) {
   EXPECT_THAT(
       refusal([](const auto& dp) {
         const auto module = deferred<Chain>(false);
+        const dtensor::DeferredInit scope;
+        torch::nn::Linear other(6, 7);
+        other->weight =
+            other->register_parameter("tied", module->linears_[0]->weight);
+        fully_shard(*module->linears_[0], dp);
+        fully_shard(*other, dp);
+      }),
+      HasSubstr("\"tied\" of a Linear is already in another unit, as "
+                "\"weight\" of a Linear"));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const dtensor::DeferredInit scope;
+        struct Head : torch::nn::Module {
+          explicit Head(const at::Tensor& tied) {
+            register_parameter("tied", tied);
+          }
+        };
+        const auto tied = torch::randn({6, 7});
+        Head first(tied);
+        Head second(tied);
+        fully_shard(first, dp);
+        fully_shard(second, dp);
+      }),
+      HasSubstr("\"tied\" of a Head is already in another unit, as that of "
+                "another such module"));
+  EXPECT_THAT(
+      refusal([](const auto& dp) {
+        const auto module = deferred<Chain>(false);
         dtensor::set_placements(
             module->linears_[0]->weight, dp, {dtensor::Shard(0)});
         fully_shard(*module->linears_[0], dp);
@@ -820,6 +849,91 @@ TEST(FullyShardRefuses, RanksWithOtherUnits) {
             [&] { model(rows_of_numbers(0, self.rank)); }),
         HasSubstr("the list of units differs between ranks"));
   });
+}
+
+// Outputs are DTensors on no mesh, whose data is at hand as a plain tensor's.
+TEST(FullyShardOutputs, AreReadAsPlainTensors) {
+  run_ranks(2, [](RankContext& self) {
+    Sharded sharded(self.mesh({2}, {"dp_shard"}));
+    const auto output = (*sharded.model)(rows_of_numbers(0, self.rank));
+    const auto plain = dtensor::to_local(output).detach().clone();
+    EXPECT_TRUE(at::equal(output, plain));
+    EXPECT_TRUE(at::equal(plain, output));
+    EXPECT_FALSE(at::equal(output, plain + 1));
+    EXPECT_EQ(
+        output.const_data_ptr(), dtensor::to_local(output).const_data_ptr());
+    EXPECT_EQ(output.data_ptr<float>()[4], plain.data_ptr<float>()[4]);
+    const auto rows = output.accessor<float, 2>();
+    EXPECT_EQ(rows[1][2], plain[1][2].item<float>());
+    // What is computed of it, and views of it, too.
+    const auto column = output.detach().t().select(0, 1);
+    EXPECT_EQ((column.accessor<float, 1>()[2]), plain[2][1].item<float>());
+    const auto best = at::softmax(output, 1).argmax(1);
+    EXPECT_EQ(
+        best.cpu().contiguous().data_ptr<int64_t>()[0],
+        plain[0].argmax().item<int64_t>());
+    std::stringstream file;
+    torch::save(output, file);
+    torch::save(best, file);
+    at::Tensor loaded;
+    torch::load(loaded, file);
+    EXPECT_FALSE(dtensor::is_dtensor(loaded));
+    EXPECT_TRUE(at::equal(loaded, plain));
+    // Parameters have no data between their uses.
+    output.sum().backward();
+    EXPECT_THROW(
+        sharded.module->linears_[0]->weight.data_ptr<float>(), c10::Error);
+  });
+}
+
+// The gradient penalty of Gulrajani et al. (2017), with a step after it.
+TEST(FullyShard, SecondDerivativesEqualThoseOfOneRank) {
+  const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
+    const auto loss = y.pow(2).sum();
+    const auto slope = torch::autograd::grad(
+        {loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    return loss + (slope.norm() - 1).pow(2);
+  };
+  for (const auto& each : model_cases()) {
+    if (each.name == "Transformer") {
+      continue; // Its inputs are tokens.
+    }
+    const auto input = [&](int64_t step, int64_t rank) {
+      return each.input(step, rank).clone().requires_grad_();
+    };
+    for (const int64_t ranks : {1, 2, 3}) {
+      for (const bool reshards : {true, false}) {
+        SCOPED_TRACE(
+            each.name + " on " + std::to_string(ranks) + " ranks, reshards " +
+            std::to_string(int{reshards}));
+        run_ranks(static_cast<int>(ranks), [&](RankContext& self) {
+          const auto alone = each.make_deferred();
+          dtensor::materialize(*alone, 1);
+          auto alone_optimizer = adamw(*alone);
+          const auto module = each.make_deferred();
+          const auto model = shard(
+              module,
+              self.mesh({ranks}, {"dp_shard"}),
+              {.reshard_after_forward = reshards});
+          auto optimizer = adamw(*module);
+          for (int64_t step = 0; step < 3; ++step) {
+            for (int64_t rank = 0; rank < ranks; ++rank) {
+              const auto x = input(step, rank);
+              (penalty(alone->forward(x), x) / static_cast<double>(ranks))
+                  .backward();
+            }
+            alone_optimizer.step();
+            alone_optimizer.zero_grad();
+            const auto x = input(step, self.rank);
+            penalty((*model)(x), x).backward();
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+          expect_close(whole_weights(*module), whole_weights(*alone));
+        });
+      }
+    }
+  }
 }
 
 } // namespace

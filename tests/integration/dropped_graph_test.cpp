@@ -587,8 +587,11 @@ std::vector<DroppedCase> wrapper_cases() {
        {2, 2}},
       {"DdpWithSyncBatchNorm",
        [](const DeviceMesh& mesh) {
-         torch::manual_seed(3);
          const auto module = std::make_shared<NormalizedImpl>();
+         for (auto& parameter : module->parameters()) {
+           const at::NoGradGuard no_grad;
+           parameter.copy_(wave(parameter.sizes(), 0.2));
+         }
          ddp::convert_sync_batchnorm(*module, mesh["dp"]);
          auto wrapper =
              std::make_shared<DistributedDataParallel<NormalizedImpl>>(

@@ -213,6 +213,7 @@ TEST(LoraErrors, NameTheModuleAndChangeNothing) {
       EXPECT_EQ(module->parameters().size(), 6U);
     };
     refused({"up", "sideways"}, {}, "no module matches \"sideways\"");
+    refused({"dwn"}, {}, "\"dwn\". Did you mean \"down\"?");
     refused({""}, {}, "not a Linear");
     refused({"up"}, {.rank = 0}, "rank >= 1");
     refused({"up"}, {.dropout = 1.0}, "dropout < 1");

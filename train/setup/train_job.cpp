@@ -1,11 +1,16 @@
 #include "train/setup/train_job.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "checkpoint/load/load_part.h"
 #include "dtensor/init/deferred_init.h"
 #include "dtensor/kernels/async_tp.h"
 #include "dtensor/kernels/dtype_support.h"
 #include "models/registry.h"
 #include "tp/lora.h"
+#include "tp/module_pattern.h"
 #include "train/setup/ddp_config.h"
 #include "train/setup/fully_sharded_model.h"
 #include "train/setup/preflight.h"
@@ -58,11 +63,39 @@ dtensor::AsyncTp async_mode(const Recipe& recipe) {
                                                   : dtensor::AsyncTp::kAuto;
 }
 
+// A tied head is no module: it multiplies with the weight of the embedding.
+void check_head_has_weight(const Recipe& recipe, const Model& model) {
+  constexpr const char* kHead = "lm_head";
+  const auto modules = model.named_modules();
+  if (modules.contains(kHead)) {
+    return;
+  }
+  for (const auto& pattern : recipe.lora.target_modules) {
+    const bool matches_any = std::ranges::any_of(
+        modules,
+        [&](const auto& item) { return tp::matches(pattern, item.key()); });
+    if (tp::matches(pattern, kHead) && !matches_any) {
+      refuse(
+          recipe,
+          "lora.target_modules",
+          fmt::format(
+              "\"{}\": the head of this model is tied to the embedding and "
+              "has no weight of its own that an adapter could change. Remove "
+              "it from the list{}",
+              pattern,
+              recipe.model.type == "gpt2"
+                  ? ""
+                  : ", or set model.tie_embeddings=false"));
+    }
+  }
+}
+
 void add_adapters(const Recipe& recipe, Model& model) {
   const auto& lora = recipe.lora;
   if (lora.rank == 0) {
     return;
   }
+  check_head_has_weight(recipe, model);
   try {
     tp::add_lora(
         model,

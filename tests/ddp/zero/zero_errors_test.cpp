@@ -58,8 +58,14 @@ TEST(ZeroErrors, NameTheParameterAndComeBeforeAnythingIsSent) {
         zero_error({leaf({2}), leaf({3}) * 2}, dp),
         AllOf(HasSubstr("group 0 parameter 1 [3]"), HasSubstr("not a leaf")));
     const auto twice = leaf({4});
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<at::Tensor>{leaf({2})});
+    groups.emplace_back(std::vector<at::Tensor>{twice, leaf({2}), twice});
     EXPECT_THAT(
-        zero_error({twice, leaf({2}), twice}, dp),
+        message_of_thrown<c10::ValueError>([&] {
+          make_zero<torch::optim::SGD>(
+              groups, torch::optim::SGDOptions(0.1), dp);
+        }),
         AllOf(HasSubstr("parameter 2 [4]"), HasSubstr("was given twice")));
     EXPECT_THAT(
         zero_error({leaf({3}).detach().to_sparse()}, dp),

@@ -286,7 +286,7 @@ TEST_F(ZeroCheckpoint, LoadsOnOtherNumbersOfRanksAndIntoPlainOptimizers) {
         ZeroJob job(which, self.mesh({2}, {"dp"}), from);
         job.optimizer->param_groups()[1].options().set_lr(0.007);
         train(job.model, *job.optimizer, 0, 3);
-        checkpoint::save(folder_, job.state(), {.step = step, .sync = false});
+        checkpoint::save(folder_, job.state(), {.step = step, .fsync = false});
       });
       for (const int ranks : {1, 2, 3, 4}) {
         run_ranks(ranks, [&](RankContext& self) {

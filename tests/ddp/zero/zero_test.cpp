@@ -502,5 +502,48 @@ TEST(ZeroJoin, TheRowIsThatOfTheParameters) {
   });
 }
 
+// libtorch lists a tied weight once for each module that has it.
+TEST(ZeroTest, ATiedWeightIsOneParameter) {
+  struct Head : torch::nn::Module {
+    explicit Head(const at::Tensor& tied)
+        : weight(register_parameter("weight", tied)),
+          bias(register_parameter("bias", wave({5}, 0.3))) {}
+    at::Tensor weight, bias;
+  };
+  struct Tied : torch::nn::Module {
+    Tied()
+        : weight(register_parameter("weight", wave({5, 3}, 0.1))),
+          head(register_module("head", std::make_shared<Head>(weight))) {}
+    at::Tensor loss(const at::Tensor& x) {
+      return at::linear(at::linear(x, head->weight, head->bias), weight.t())
+          .pow(2)
+          .sum();
+    }
+    at::Tensor weight;
+    std::shared_ptr<Head> head;
+  };
+  run_ranks(2, [](RankContext& self) {
+    const auto dp = self.mesh({2}, {"dp"});
+    Tied model;
+    Tied plain;
+    ASSERT_EQ(model.parameters().size(), 3U);
+    const auto options = torch::optim::SGDOptions(0.01).momentum(0.9);
+    const auto optimizer =
+        make_zero<torch::optim::SGD>(model.parameters(), options, dp);
+    torch::optim::SGD expected({plain.weight, plain.head->bias}, options);
+    for (int step = 0; step < 3; ++step) {
+      optimizer->zero_grad();
+      expected.zero_grad();
+      const auto x = wave({4, 3}, 0.2 + step);
+      model.loss(x).backward();
+      plain.loss(x).backward();
+      optimizer->step();
+      expected.step();
+      EXPECT_TRUE(at::equal(model.weight, plain.weight)) << step;
+      EXPECT_TRUE(at::equal(model.head->bias, plain.head->bias)) << step;
+    }
+  });
+}
+
 } // namespace
 } // namespace weft::ddp

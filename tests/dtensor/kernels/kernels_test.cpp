@@ -2,7 +2,11 @@
 // of all inputs, for every way of cutting that the kernels know.
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -220,6 +224,59 @@ TEST(Linear, AnInputWhoseFeaturesAreCutInStridesIsMadeWhole) {
           at::linear(x, w),
           1e-12,
           cut.to_string());
+    }
+  });
+}
+
+// Of ops that look a rank's rows up by their place.
+TEST(StridedShards, AreMovedWhereRowsMustBeAdjacent) {
+  using Op = std::function<at::Tensor(const at::Tensor&)>;
+  const auto indices = at::tensor({0, 5, 2, 7, 7, 1}, at::kLong);
+  const auto like = [](const at::Tensor& values, const at::Tensor& x) {
+    return is_dtensor(x) ? distributed(values, spec_of(x).mesh(), {Replicate()})
+                         : values;
+  };
+  const auto bag = [&](int64_t mode) {
+    return [&, mode](const at::Tensor& x) {
+      return std::get<0>(at::embedding_bag(
+          x, like(indices, x), at::tensor({0, 2, 3}, at::kLong), false, mode));
+    };
+  };
+  const std::vector<std::pair<std::string, Op>> ops{
+      {"embedding_bag, sum", bag(0)},
+      {"embedding_bag, mean", bag(1)},
+      {"embedding_bag, max", bag(2)},
+      {"embedding",
+       [&](const at::Tensor& x) { return at::embedding(x, like(indices, x)); }},
+      {"argmax", [](const at::Tensor& x) { return x.argmax(); }},
+      {"argmin of a dim", [](const at::Tensor& x) { return x.argmin(0); }},
+      {"max of a dim",
+       [](const at::Tensor& x) { return std::get<1>(x.max(0)); }},
+      {"min of a dim",
+       [](const at::Tensor& x) { return std::get<0>(x.min(1)); }},
+      {"median", [](const at::Tensor& x) { return x.median(); }},
+      {"index_select",
+       [&](const at::Tensor& x) {
+         return x.index_select(0, like(indices, x));
+       }},
+      {"roll", [](const at::Tensor& x) { return x.roll(3, 0); }},
+      {"tril", [](const at::Tensor& x) { return x.tril(-1); }},
+      {"diagonal", [](const at::Tensor& x) { return x.diagonal(); }},
+      {"flip", [](const at::Tensor& x) { return x.flip(0); }},
+      {"narrow", [](const at::Tensor& x) { return x.narrow(0, 3, 4); }},
+      {"cumsum", [](const at::Tensor& x) { return x.cumsum(0); }},
+      {"sort", [](const at::Tensor& x) { return std::get<1>(x.sort(0)); }}};
+  const auto whole = random({8, 8}, 3);
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    for (const auto& placement : {StridedShard(0, 2), StridedShard(1, 2)}) {
+      for (const auto& [name, op] : ops) {
+        expect_close(
+            full_tensor(op(distributed(whole, mesh, {placement}))),
+            op(whole),
+            1e-12,
+            name + " of " + placement.to_string());
+      }
     }
   });
 }

@@ -1,7 +1,11 @@
 // What a model is made of, on cuts of given sizes and strided ones: values and
 // gradients equal one rank's.
 
+#include <cmath>
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -204,6 +208,58 @@ TEST(ShardedOps, LookupsAndLosses) {
       }
     });
   }
+}
+
+// A number that libtorch divides by a tensor is a new tensor, and no pending
+// reduction like it.
+TEST(PendingReductions, AreOperandsOfNumbersAndOfNewTensors) {
+  using Op = std::function<at::Tensor(const at::Tensor&)>;
+  const std::vector<std::pair<std::string, Op>> reductions{
+      {"max", [](const at::Tensor& x) { return x.max(); }},
+      {"min", [](const at::Tensor& x) { return x.min(); }},
+      {"amax", [](const at::Tensor& x) { return x.amax(0); }},
+      {"amin", [](const at::Tensor& x) { return x.amin(0); }},
+      {"prod", [](const at::Tensor& x) { return x.prod(); }},
+      {"sum", [](const at::Tensor& x) { return x.sum(); }},
+      {"mean", [](const at::Tensor& x) { return x.mean(); }},
+      {"norm of inf", [](const at::Tensor& x) { return x.norm(INFINITY); }}};
+  const std::vector<std::pair<std::string, Op>> uses{
+      {"2.0 / x", [](const at::Tensor& x) { return 2.0 / x; }},
+      {"5 % x", [](const at::Tensor& x) { return 5 % x; }},
+      {"2 - x", [](const at::Tensor& x) { return 2 - x; }},
+      {"empty_like, fill_, div_",
+       [](const at::Tensor& x) { return at::empty_like(x).fill_(3).div_(x); }},
+      {"ones_like, mul_",
+       [](const at::Tensor& x) { return at::ones_like(x).mul_(x); }},
+      {"full_like, sub_",
+       [](const at::Tensor& x) { return at::full_like(x, 4).sub_(x); }},
+      {"zeros_like, add_",
+       [](const at::Tensor& x) { return at::zeros_like(x).add_(x); }},
+      {"rand_like, zero_, maximum",
+       [](const at::Tensor& x) {
+         return at::maximum(at::rand_like(x).zero_(), x);
+       }},
+      {"new_full, atan2_",
+       [](const at::Tensor& x) { return x.new_full(x.sizes(), 2).atan2_(x); }}};
+  const auto whole = random({5, 3}, 4).abs() + 0.5;
+  run_ranks(2, [&](RankContext& self) {
+    const auto mesh = self.mesh({2}, {"tp"});
+    for (const auto& [reduction, reduce] : reductions) {
+      for (const auto& [use, run] : uses) {
+        expect_close(
+            full_tensor(run(reduce(distributed(whole, mesh, {Shard(0)})))),
+            run(reduce(whole)),
+            1e-12,
+            use + " of " + reduction);
+      }
+    }
+    auto w = distributed(whole.clone(), mesh, {Shard(0)});
+    w.requires_grad_();
+    (w * w).sum().backward();
+    const auto norm = torch::nn::utils::clip_grad_norm_(
+        std::vector<at::Tensor>{w}, 1.0, INFINITY);
+    EXPECT_NEAR(norm, 2 * whole.max().item<double>(), 1e-12);
+  });
 }
 
 } // namespace

@@ -132,10 +132,8 @@ TEST(LocalMap, InputsThatAreMovedToUnevenPartsGiveOutputsOfTheirSizes) {
       expect_close(full_tensor(y), x_whole.mm(w_whole), 1e-12, "y");
       y.square().sum().backward();
       const auto y_grad = 2 * x_whole.mm(w_whole);
-      expect_close(
-          full_tensor(x.grad()), y_grad.mm(w_whole.t()), 1e-12, "x");
-      expect_close(
-          full_tensor(w.grad()), x_whole.t().mm(y_grad), 1e-12, "w");
+      expect_close(full_tensor(x.grad()), y_grad.mm(w_whole.t()), 1e-12, "x");
+      expect_close(full_tensor(w.grad()), x_whole.t().mm(y_grad), 1e-12, "w");
     });
   }
 }

@@ -134,6 +134,7 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
       reshard_to("3"),
       HasSubstr("fsdp.reshard_to: 3 must be a divisor of mesh.dp_shard=4"));
   EXPECT_THAT(reshard_to("4"), HasSubstr("4 must be a divisor"));
+  EXPECT_THAT(reshard_to("1"), HasSubstr("expected 0 or at least 2"));
   EXPECT_THAT(
       reshard_to("2", {"fsdp.reshard_after_forward=never"}),
       HasSubstr("fsdp.reshard_to: 2 has no effect"));
