@@ -102,7 +102,7 @@ std::vector<WrittenFile> write_files(
         save.files[i],
         {.step = save.content.step,
          .piece_bytes = piece_bytes_of(save),
-         .sync = save.options.sync,
+         .fsync = save.options.fsync,
          .sha256 = hashes_sha256(save),
          .rate_limiter = &rate_limiter}));
   }
@@ -213,7 +213,7 @@ class Commit {
     stamp(manifest);
     const auto folder = Folder::open(temporary_);
     check_files_are_here(folder, manifest);
-    const bool sync = save_.options.sync;
+    const bool sync = save_.options.fsync;
     write_manifest(folder, manifest, sync, save_.options.hmac_key);
     return commit_step(save_.checkpoints, temporary_, manifest.step, sync);
   }

@@ -12,7 +12,7 @@ std::filesystem::path save(
   Saver saver(
       checkpoints,
       {.world = find_world(list_items(dicts, "checkpoint.save"), options.world),
-       .sync = options.sync});
+       .fsync = options.fsync});
   return saver.save(
       dicts,
       {.step = options.step, .state = options.state, .layout = options.layout});

@@ -27,7 +27,7 @@ struct SaveOptions {
   std::string layout = "{}";
   /// True if save() returns only after all data is on the disk. If false, it
   /// may still be in the kernel.
-  bool sync = true;
+  bool fsync = true;
   /// The world that saves. Needed only if no tensor is a DTensor on a mesh;
   /// without it this rank then saves alone.
   std::optional<mesh::World> world = std::nullopt;

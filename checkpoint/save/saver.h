@@ -20,7 +20,7 @@ struct SaverOptions {
   std::optional<mesh::World> world = std::nullopt;
   /// True if a step counts as saved only after all data is on the disk. If
   /// false, the data may still be in the kernel.
-  bool sync = true;
+  bool fsync = true;
   /// The number of newest steps to keep; older steps are deleted after each
   /// commit. 0 keeps all.
   int64_t keep = 0;

@@ -76,7 +76,7 @@ void StepWriter::write_file(
   WriteOptions options;
   options.step = manifest_.step;
   options.piece_bytes = manifest_.piece_bytes;
-  options.sync = options_.sync;
+  options.fsync = options_.fsync;
   options.sha256 = options_.sha256;
   TensorStream stream(Folder::open(temporary_), name, tensors, options);
   for (const size_t index : stream.order()) {
@@ -111,12 +111,12 @@ void StepWriter::write_file(
 std::filesystem::path StepWriter::commit() {
   stamp(manifest_);
   write_manifest(
-      Folder::open(temporary_), manifest_, options_.sync, options_.hmac_key);
+      Folder::open(temporary_), manifest_, options_.fsync, options_.hmac_key);
   commit_step(
       checkpoints_,
       temporary_,
       manifest_.step,
-      options_.sync,
+      options_.fsync,
       MoveLatest::kForward);
   temporary_.clear();
   return step_path(checkpoints_, manifest_.step);

@@ -17,7 +17,7 @@ namespace weft::checkpoint {
 /// The options of StepWriter. The step number is that of the manifest.
 struct StepWriterOptions {
   /// See WriteOptions.
-  bool sync = true;
+  bool fsync = true;
   bool sha256 = false;
   /// The key of the manifest's HMAC-SHA256. A key enables `sha256`. Empty
   /// disables the HMAC.

@@ -108,7 +108,7 @@ WrittenFile write_tensor_file(
 
   auto file = folder.create_file(name);
   FileStream stream(
-      file, written.record.bytes, options.sync, options.rate_limiter);
+      file, written.record.bytes, options.fsync, options.rate_limiter);
   stream.append(std::as_bytes(std::span(head)));
   const auto piece = static_cast<size_t>(options.piece_bytes);
   for (const auto* tensor : order) {

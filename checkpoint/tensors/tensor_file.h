@@ -30,7 +30,7 @@ struct WriteOptions {
   int64_t step = 0;
   int64_t piece_bytes = kDefaultPieceBytes;
   /// Blocks until the file is on the disk.
-  bool sync = true;
+  bool fsync = true;
   /// Stores a SHA-256 of the header and of every piece in addition to XXH3.
   bool sha256 = false;
   /// Limits the write rate. Null means no limit.

@@ -136,7 +136,7 @@ WrittenFile TensorStream::finish() {
       position_,
       " of ",
       written_.record.bytes);
-  if (options_.sync) {
+  if (options_.fsync) {
     file_.sync();
   }
   file_.close();

@@ -100,7 +100,7 @@ ImportedTensors import_tensors(
   StepWriter writer(
       checkpoints,
       std::move(manifest),
-      {options.sync, options.sha256, options.hmac_key});
+      {options.fsync, options.sha256, options.hmac_key});
   ChunkReader reader(source, foreign);
   int64_t done = 0;
   int64_t index = 0;

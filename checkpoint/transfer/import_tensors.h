@@ -19,7 +19,7 @@ struct ImportOptions {
   /// The limit for the bytes of tensors in one file. A larger tensor gets a
   /// file of its own.
   int64_t max_file_bytes = int64_t{4} << 30;
-  bool sync = true;
+  bool fsync = true;
   /// The options SaverOptions::sha256 and SaverOptions::hmac_key.
   bool sha256 = false;
   std::string hmac_key = {};

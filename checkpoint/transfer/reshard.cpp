@@ -58,7 +58,7 @@ class Resharder {
     StepWriter writer(
         checkpoints,
         new_manifest(plan.items()),
-        {options_.sync, options_.sha256, options_.hmac_key});
+        {options_.fsync, options_.sha256, options_.hmac_key});
     for (int64_t rank = 0; rank < plan.world_size(); ++rank) {
       for (const auto& [part, tensors] : files_of(plan, rank)) {
         write(writer, tensor_file_name(rank, part), tensors);

@@ -23,7 +23,7 @@ struct ReshardOptions {
   /// and in the same order. A tensor is replicated over a dim that its own mesh
   /// lacks.
   MeshSizes mesh;
-  bool sync = true;
+  bool fsync = true;
   /// Stores a SHA-256 of every piece in addition to XXH3.
   bool sha256 = false;
   /// The key of the HMAC that the source must have and that the result gets.

@@ -153,7 +153,7 @@ class CheckpointBench {
       const std::string& what,
       const checkpoint::StateDicts& state,
       bool sync) {
-    checkpoint::Saver saver(folder_, {.world = world_, .sync = sync});
+    checkpoint::Saver saver(folder_, {.world = world_, .fsync = sync});
     std::vector<double> times;
     add_peak(sync ? what : what + "_nosync", [&] {
       for (int i = 0; i < kTries; ++i) {

@@ -133,15 +133,15 @@ fs::path write_sample(
           folder,
           checkpoint::tensor_file_name(row * options.grid.columns + column, 0),
           pieces,
-          {options.step, options.piece_bytes, options.sync, options.sha256});
+          {options.step, options.piece_bytes, options.fsync, options.sha256});
       manifest.files[written.name] = written.record;
       for (const auto& [key, chunk] : written.chunks) {
         manifest.tensors.at(key).chunks.push_back(chunk);
       }
     }
   }
-  checkpoint::write_manifest(folder, manifest, options.sync, options.hmac_key);
-  checkpoint::commit_step(checkpoints, temporary, options.step, options.sync);
+  checkpoint::write_manifest(folder, manifest, options.fsync, options.hmac_key);
+  checkpoint::commit_step(checkpoints, temporary, options.step, options.fsync);
   return checkpoint::step_path(checkpoints, options.step);
 }
 

@@ -35,7 +35,7 @@ struct SampleOptions {
   /// Small, so that small tensors have several.
   int64_t piece_bytes = 4096;
   std::string state = R"({"cursor": {"sample": 320}, "seed": 42})";
-  bool sync = false;
+  bool fsync = false;
   bool sha256 = false;
   std::string hmac_key = {};
 };

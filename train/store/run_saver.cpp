@@ -30,7 +30,7 @@ checkpoint::SaverOptions saver_options(
   const auto& checkpoint = recipe.checkpoint;
   return {
       .world = world,
-      .sync = checkpoint.fsync,
+      .fsync = checkpoint.fsync,
       .keep = checkpoint.keep,
       .bytes_per_second = static_cast<int64_t>(checkpoint.max_mb_per_s * 1e6),
       .sha256 = checkpoint.checksum == "sha256",

@@ -74,7 +74,7 @@ class CrashRank {
         saver_(
             run.checkpoints,
             {.world = world,
-             .sync = run.sync,
+             .fsync = run.fsync,
              .keep = kCrashKeep,
              .piece_bytes = 16 << 10}) {}
 
@@ -189,7 +189,7 @@ void save_on(const CrashRun& run, Json& problems) {
   for (const auto& [name, tensor] : dicts.at("model")) {
     tensor.fill_(kNextRunStep);
   }
-  Saver saver(run.checkpoints, {.sync = run.sync});
+  Saver saver(run.checkpoints, {.fsync = run.fsync});
   saver.save(dicts, {.step = kNextRunStep});
   check_step(
       run,

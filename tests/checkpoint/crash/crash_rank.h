@@ -14,7 +14,7 @@ namespace weft::test {
 struct CrashRun {
   std::filesystem::path checkpoints;
   bool is_async = false;
-  bool sync = true;
+  bool fsync = true;
   /// The size of the largest tensor in KiB.
   int64_t kib = 256;
   /// Deleted before the save after the one that the fault hits: someone makes

@@ -32,7 +32,7 @@ std::string run_line(const std::string& line) {
   point.run.checkpoints =
       json.value("checkpoints", (folder / "checkpoints").string());
   point.run.is_async = json.value("async", false);
-  point.run.sync = json.value("sync", true);
+  point.run.fsync = json.value("sync", true);
   point.run.kib = json.value("kib", point.run.kib);
   point.run.ballast = json.value("ballast", "");
   point.rank = json.value("rank", -1);

@@ -41,7 +41,7 @@ at::Tensor counted(at::IntArrayRef sizes, double start = 1) {
 class LoadWith : public ::testing::Test {
  protected:
   fs::path save_one(const StateDicts& dicts, int64_t step = 1) {
-    return save(scratch_.path(), dicts, {.step = step, .sync = false});
+    return save(scratch_.path(), dicts, {.step = step, .fsync = false});
   }
 
   test::TempFolder scratch_;
@@ -306,7 +306,7 @@ TEST_F(LoadWith, AKeyAsksForTheRightSignature) {
   const StateDicts dicts{{"model", {{"w", counted({4})}}}};
   for (const auto& [step, key] :
        {std::pair<int64_t, std::string>{1, "right"}, {2, "wrong"}, {3, ""}}) {
-    Saver saver(scratch_.path(), {.sync = false, .hmac_key = key});
+    Saver saver(scratch_.path(), {.fsync = false, .hmac_key = key});
     saver.save(dicts, {.step = step});
   }
   const auto into = at::zeros({4});

@@ -79,7 +79,7 @@ TEST_F(LoadTogether, OneReplicaReadsForAll) {
     save(
         scratch_.path(),
         repeated_state(mesh, true),
-        {.step = 1, .sync = false});
+        {.step = 1, .fsync = false});
   });
   const auto manifest = read_manifest(scratch_.path() / "step-1");
   int64_t on_disk = 0;
@@ -131,7 +131,7 @@ TEST_F(LoadTogether, TheDefaultOnOneHostIsThatEveryRankReads) {
   run_ranks(2, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
     const auto dicts = repeated_state(mesh, true);
-    save(scratch_.path(), dicts, {.step = 1, .sync = false});
+    save(scratch_.path(), dicts, {.step = 1, .fsync = false});
     EXPECT_EQ(
         load(scratch_.path() / "step-1", dicts).read_by, ReadBy::kEveryRank);
   });
@@ -155,7 +155,7 @@ TEST_F(LoadTogether, AReaderThatFailsStopsAll) {
     save(
         scratch_.path(),
         repeated_state(mesh, true),
-        {.step = 1, .sync = false});
+        {.step = 1, .fsync = false});
     auto group = self.world.group();
     if (self.rank == 0) {
       flip_byte(scratch_.path() / "step-1", "model.columns3");
@@ -182,7 +182,7 @@ TEST_F(LoadTogether, RanksThatAskForDifferentThingsAreNamed) {
   run_ranks(2, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
     const auto dicts = repeated_state(mesh, true);
-    save(scratch_.path(), dicts, {.step = 1, .sync = false});
+    save(scratch_.path(), dicts, {.step = 1, .fsync = false});
     LoadOptions options;
     options.read_by = self.rank == 0 ? ReadBy::kEveryRank : ReadBy::kOneReplica;
     EXPECT_THAT(
@@ -211,7 +211,7 @@ TEST_F(LoadTogether, TheNewestSoundStepIsFound) {
       save(
           scratch_.path(),
           make(static_cast<double>(step)),
-          {.step = step, .sync = false});
+          {.step = step, .fsync = false});
     }
     auto group = self.world.group();
     group.barrier();
@@ -254,7 +254,7 @@ TEST_F(LoadTogether, TheNewestSoundStepIsFound) {
             HasSubstr("the newest is step 40")));
     // Another model is not a damage: the search ends.
     const StateDicts other{{"model", {{"v", at::zeros({1})}}}};
-    save(scratch_.path(), make(1), {.step = 50, .sync = false});
+    save(scratch_.path(), make(1), {.step = 50, .fsync = false});
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] {
           load_newest(scratch_.path(), other, {.world = self.world});

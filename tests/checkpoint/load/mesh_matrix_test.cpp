@@ -219,7 +219,7 @@ TEST_P(MeshMatrix, EveryTensorHasTheSameHashOnEveryMesh) {
     const StateDicts dicts{
         {"model", make_tensors(mesh, 0, true)},
         {"optimizer", zero.state(mesh)}};
-    save(scratch_.path(), dicts, {.step = 1, .sync = false});
+    save(scratch_.path(), dicts, {.step = 1, .fsync = false});
     const auto hashes = hashes_of(dicts);
     if (self.rank == 0) {
       expected = hashes;

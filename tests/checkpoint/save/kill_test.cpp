@@ -50,7 +50,7 @@ StateDicts state_of(int64_t step) {
   remove_temporaries(folder);
   const auto steps = list_steps(folder);
   for (int64_t step = steps.empty() ? 1 : steps.front().step + 1;; ++step) {
-    save(folder, state_of(step), {.step = step, .sync = step % 4 == 0});
+    save(folder, state_of(step), {.step = step, .fsync = step % 4 == 0});
     prune_steps(folder, kKeep);
   }
 }
@@ -126,7 +126,7 @@ TEST(ReadersAndWriters, AStepIsReadWholeOrSaidToBeGone) {
   if (child == 0) {
     const StoreLock lock(folder);
     for (int64_t step = 1;; ++step) {
-      save(folder, state_of(step), {.step = step, .sync = false});
+      save(folder, state_of(step), {.step = step, .fsync = false});
       prune_steps(folder, 1);
     }
   }

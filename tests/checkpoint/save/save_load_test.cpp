@@ -146,7 +146,7 @@ TEST_P(EveryMesh, LoadsOnEveryOther) {
   run_ranks(static_cast<int>(dp * tp), [&](RankContext& self) {
     const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
     const auto saved =
-        save(folder_, make_state(mesh, 0, true), {.step = 3, .sync = false});
+        save(folder_, make_state(mesh, 0, true), {.step = 3, .fsync = false});
     EXPECT_EQ(saved, folder_ / "step-3");
   });
   for (const auto& [to_dp, to_tp] :
@@ -186,7 +186,7 @@ TEST_F(SaveLoad, EachPartIsWrittenOnceAndByAllRanksAlike) {
           {Replicate(), i % 2 == 0 ? Shard(0) : Replicate()},
           std::nullopt);
     }
-    save(folder_, dicts, {.step = 1, .sync = false});
+    save(folder_, dicts, {.step = 1, .fsync = false});
   });
   const auto manifest = read_manifest(folder_ / "step-1");
   const int64_t whole = 8 * rows * 64 * 4;
@@ -209,7 +209,7 @@ TEST_F(SaveLoad, ARankReadsLittleMoreThanItsPart) {
         mesh,
         {Replicate(), Shard(0)},
         std::nullopt);
-    save(folder_, dicts, {.step = 1, .sync = false});
+    save(folder_, dicts, {.step = 1, .fsync = false});
   });
   run_ranks(4, [&](RankContext& self) {
     const auto mesh = self.mesh({1, 4}, {"dp", "tp"});
@@ -252,7 +252,7 @@ TEST_F(SaveLoad, CutsOfAnySizesAndOrder) {
       dicts["model"]["w" + std::to_string(dicts["model"].size())] =
           dtensor::distribute_tensor(whole, mesh, placements, std::nullopt);
     }
-    save(folder_, dicts, {.step = 1, .sync = false});
+    save(folder_, dicts, {.step = 1, .fsync = false});
   });
   for (const auto& [dp, tp] : {Layout{1, 1}, Layout{2, 2}, Layout{4, 1}}) {
     run_ranks(static_cast<int>(dp * tp), [&](RankContext& self) {
@@ -353,7 +353,7 @@ TEST_F(SaveLoad, AFailedSaveLeavesAllAsItWas) {
     StateDicts dicts;
     dicts["model"]["w"] = dtensor::on_mesh(at::ones({1 << 18}), mesh);
     // What ranks share memory through is a file, too.
-    Saver saver(folder_, {.world = self.world, .sync = false});
+    Saver saver(folder_, {.world = self.world, .fsync = false});
     saver.save(dicts, {.step = 1});
     auto group = self.world.group();
     group.barrier();
@@ -390,7 +390,7 @@ TEST_F(SaveLoad, WhatIsLoadedIsSeenByWhoKeepsSomethingOfTheParameter) {
     const auto mesh = self.mesh({2}, {"dp"});
     const torch::nn::Linear module(3, 2);
     const auto dict = dtensor::module_state_dict(*module, mesh);
-    save(folder_, {{"model", dict}}, {.step = 1, .sync = false});
+    save(folder_, {{"model", dict}}, {.step = 1, .fsync = false});
     const auto before = module->weight._version();
     load(step_path(folder_, 1), {{"model", dict}});
     EXPECT_GT(module->weight._version(), before);
@@ -423,7 +423,7 @@ TEST_F(SaveLoad, DamageThatOneRankMeetsStopsAll) {
     auto& w = dicts["model"]["w"];
     w = dtensor::distribute_tensor(
         at::ones({64, 8}), mesh, {Replicate(), Shard(0)}, std::nullopt);
-    save(folder_, dicts, {.step = 1, .sync = false});
+    save(folder_, dicts, {.step = 1, .fsync = false});
     auto group = self.world.group();
     if (self.rank == 0) {
       const auto manifest = read_manifest(folder_ / "step-1");
@@ -508,7 +508,7 @@ void expect_exact_resume(const fs::path& folder, const Make& make) {
 
     Job first(mesh, make);
     first.train(0, 3);
-    save(folder, first.state(), {.step = 3, .sync = false});
+    save(folder, first.state(), {.step = 3, .fsync = false});
 
     Job second(mesh, make);
     auto state = second.state();

@@ -101,7 +101,7 @@ void expect_step(const fs::path& checkpoints, int64_t step) {
 TEST_F(Savers, PlansOnceWhileTheTensorsStayTheSame) {
   run_ranks(4, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
-    Saver saver(folder_, {.world = self.world, .sync = false, .keep = 2});
+    Saver saver(folder_, {.world = self.world, .fsync = false, .keep = 2});
     auto dicts = state_of(mesh, 1);
     for (int64_t step = 1; step <= 4; ++step) {
       fill(dicts, static_cast<double>(step));
@@ -153,7 +153,7 @@ TEST_F(Savers, TensorsMayChangeWhileTheyAreWritten) {
 }
 
 TEST_F(Savers, TheBandwidthIsHeld) {
-  Saver saver(folder_, {.sync = false, .bytes_per_second = 20 << 20});
+  Saver saver(folder_, {.fsync = false, .bytes_per_second = 20 << 20});
   const StateDicts dicts{{"model", {{"w", at::ones({2, 1 << 20})}}}};
   saver.save_async(dicts, {.step = 1});
   saver.wait();
@@ -163,7 +163,7 @@ TEST_F(Savers, TheBandwidthIsHeld) {
 
 // At its pace it would take hours.
 TEST_F(Savers, UnthrottlesWhenWaitedFor) {
-  Saver saver(folder_, {.sync = false, .bytes_per_second = 1'000});
+  Saver saver(folder_, {.fsync = false, .bytes_per_second = 1'000});
   const StateDicts dicts{{"model", {{"w", at::ones({2, 1 << 20})}}}};
   for (const int64_t step : {1, 2}) {
     saver.save_async(dicts, {.step = step});
@@ -187,7 +187,7 @@ TEST_F(Savers, WhatIsInFlightIsWrittenBeforeTheSaverGoes) {
 TEST_F(Savers, AFailureInTheBackgroundIsSaidOnceAndTheNextSaveWorks) {
   run_ranks(4, [&](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
-    Saver saver(folder_, {.world = self.world, .sync = false, .keep = 1});
+    Saver saver(folder_, {.world = self.world, .fsync = false, .keep = 1});
     const auto dicts = state_of(mesh, 1);
     saver.save(dicts, {.step = 1});
     saver.save_async(dicts, {.step = 1}); // exists
@@ -216,7 +216,7 @@ TEST_F(Savers, AFailureInTheBackgroundIsSaidOnceAndTheNextSaveWorks) {
 TEST_F(Savers, RanksThatSaveOtherThingsAreNamed) {
   run_ranks(3, [&](RankContext& self) {
     const auto mesh = self.mesh({3}, {"dp"});
-    Saver saver(folder_, {.world = self.world, .sync = false});
+    Saver saver(folder_, {.world = self.world, .fsync = false});
     StateDicts dicts;
     dicts["model"]["w"] =
         dtensor::on_mesh(at::ones({self.rank == 2 ? 5 : 4}), mesh);

@@ -400,7 +400,7 @@ TEST(StateDictOf, WhatIsSavedLoadsIntoWhatIsGot) {
     save(
         scratch.path(),
         {{"model", weights}, {"optimizer", moments}},
-        {.step = 1, .sync = false});
+        {.step = 1, .fsync = false});
   });
   Model model(0);
   const auto optimizer = adam(model, 0.5);

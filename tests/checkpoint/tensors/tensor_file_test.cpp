@@ -57,7 +57,7 @@ TEST_P(EveryGrid, ComesBackBitForBit) {
   const auto tensors = test::sample_tensors(7);
   SampleOptions options;
   options.grid = {GetParam().first, GetParam().second};
-  options.sync = GetParam().first < 10;
+  options.fsync = GetParam().first < 10;
   const auto folder = test::write_sample(scratch.path(), tensors, options);
   test::expect_equal(tensors, test::read_sample(folder));
   EXPECT_TRUE(verify(folder).empty());

@@ -60,7 +60,7 @@ TEST(TensorStream, WritesTheSameFile) {
   }
   checkpoint::WriteOptions options;
   options.piece_bytes = 4096;
-  options.sync = false;
+  options.fsync = false;
   options.sha256 = true;
   const auto wanted = checkpoint::write_tensor_file(
       folder, "whole.safetensors", whole, options);

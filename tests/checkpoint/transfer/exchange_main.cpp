@@ -54,7 +54,7 @@ void exchange(const std::vector<std::string>& words) {
     if (is_save) {
       checkpoint::SaveOptions options;
       options.step = 7;
-      options.sync = false;
+      options.fsync = false;
       options.state = R"({"cursor": {"sample": 12}})";
       checkpoint::save(words.at(1), wanted, options);
       return;

@@ -107,7 +107,7 @@ TEST_P(WrittenByPyTorch, BecomesACheckpoint) {
   const test::TempFolder scratch;
   checkpoint::ImportOptions options;
   options.step = 12;
-  options.sync = false;
+  options.fsync = false;
   options.max_file_bytes = 200; // several files
   int64_t last = 0;
   options.progress = [&](int64_t done, int64_t total, std::string_view) {
@@ -390,7 +390,7 @@ TEST_F(SafetensorsManifest, ImportRefusesKeysWithoutAPartAndOnesThatCollide) {
     options.key_of = [&](const std::string& name) {
       return front + (back.empty() ? name : back);
     };
-    options.sync = false;
+    options.fsync = false;
     return message_of_thrown<mesh::UsageError>([&] {
       checkpoint::import_tensors(
           opened, manifest, scratch_.path() / "run", options);

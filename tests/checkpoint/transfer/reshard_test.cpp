@@ -74,7 +74,7 @@ class Reshard : public ::testing::Test {
     run_ranks(static_cast<int>(dp * tp), [&](RankContext& self) {
       checkpoint::SaveOptions options;
       options.step = 7;
-      options.sync = false;
+      options.fsync = false;
       options.state = R"({"cursor": {"sample": 12}})";
       options.layout = R"({"buckets": [1, 2]})";
       checkpoint::save(
@@ -91,7 +91,7 @@ class Reshard : public ::testing::Test {
       const std::string& mesh) const {
     checkpoint::ReshardOptions options;
     options.mesh = parse_mesh_sizes(mesh);
-    options.sync = false;
+    options.fsync = false;
     return reshard(from, scratch_.path() / name, options);
   }
 
@@ -302,7 +302,7 @@ TEST_F(Reshard, KeyIsAskedForAndPassedOn) {
   const auto from = save("from", 1, 1);
   checkpoint::ReshardOptions options;
   options.mesh = {{"dp", 2}, {"tp", 1}};
-  options.sync = false;
+  options.fsync = false;
   options.hmac_key = "secret";
   const auto to = scratch_.path() / "to";
   message_of_thrown<checkpoint::CheckpointError>(
@@ -330,7 +330,7 @@ TEST_F(Reshard, ProgressReachesTheTotal) {
   const auto from = save("from", 2, 2);
   checkpoint::ReshardOptions options;
   options.mesh = {{"dp", 1}, {"tp", 1}};
-  options.sync = false;
+  options.fsync = false;
   int64_t last = 0;
   int64_t all = 0;
   options.progress = [&](int64_t done, int64_t total, std::string_view what) {
