@@ -10,7 +10,7 @@
 #include "cli/program.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 // Results are JSON with or without it.
@@ -23,7 +23,7 @@ void add_json_flag(CLI::App& command) {
 
 void add_model_flags(
     CLI::App& command,
-    const std::shared_ptr<bench::StepOptions>& options) {
+    const std::shared_ptr<cli::bench::StepOptions>& options) {
   command.add_option("--dp", options->dp, "Data-parallel ranks");
   command.add_option("--tp", options->tp, "Tensor-parallel ranks");
   command.add_option("--dim", options->dim, "The width of the model");
@@ -78,7 +78,7 @@ void print_result(const std::optional<std::string>& result) {
 }
 
 void add_step(CLI::App& bench) {
-  auto options = std::make_shared<bench::StepOptions>();
+  auto options = std::make_shared<cli::bench::StepOptions>();
   auto* command = bench.add_subcommand(
       "step",
       "Times training steps of a Llama on random tokens, like "
@@ -126,29 +126,30 @@ void add_step(CLI::App& bench) {
           options->steps,
           options->join));
     }
-    print_result(bench::run_step(*options));
+    print_result(cli::bench::run_step(*options));
   });
 }
 
 void add_startup(CLI::App& bench) {
-  auto options = std::make_shared<bench::StepOptions>();
+  auto options = std::make_shared<cli::bench::StepOptions>();
   auto* command = bench.add_subcommand(
       "startup",
       "Times each phase from the launch to the end of the first training "
       "step");
   add_model_flags(*command, options);
-  command->callback([options] { print_result(bench::run_startup(*options)); });
+  command->callback(
+      [options] { print_result(cli::bench::run_startup(*options)); });
 }
 
 void add_collective(CLI::App& bench) {
-  auto options = std::make_shared<bench::CollectiveOptions>();
+  auto options = std::make_shared<cli::bench::CollectiveOptions>();
   auto* command = bench.add_subcommand(
       "collective",
       "Times every collective over sockets and over shared memory; run it with "
       "weftrun");
   command->add_option("--ops", options->ops, "Some of them: a,b; default: all")
       ->delimiter(',')
-      ->check(CLI::IsMember(bench::collective_names()));
+      ->check(CLI::IsMember(cli::bench::collective_names()));
   command
       ->add_option(
           "--sizes",
@@ -165,11 +166,11 @@ void add_collective(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   add_json_flag(*command);
   command->callback(
-      [options] { print_result(bench::run_collective(*options)); });
+      [options] { print_result(cli::bench::run_collective(*options)); });
 }
 
 void add_checkpoint_bench(CLI::App& bench) {
-  auto options = std::make_shared<bench::CheckpointOptions>();
+  auto options = std::make_shared<cli::bench::CheckpointOptions>();
   auto* command = bench.add_subcommand(
       "checkpoint",
       "Times saving and loading, like bench/peer/checkpoint.py; run it with "
@@ -185,11 +186,11 @@ void add_checkpoint_bench(CLI::App& bench) {
   command->add_option("--threads", options->threads, "Threads per rank");
   add_json_flag(*command);
   command->callback(
-      [options] { print_result(bench::run_checkpoint(*options)); });
+      [options] { print_result(cli::bench::run_checkpoint(*options)); });
 }
 
 void add_save_plan(CLI::App& bench) {
-  auto options = std::make_shared<bench::SavePlanOptions>();
+  auto options = std::make_shared<cli::bench::SavePlanOptions>();
   auto* command = bench.add_subcommand(
       "save_plan",
       "Times planning a save and merging all ranks' reports, with a fake "
@@ -215,7 +216,7 @@ void add_save_plan(CLI::App& bench) {
       "The folder in which the manifest is written and deleted");
   add_json_flag(*command);
   command->callback(
-      [options] { print_result(bench::run_save_plan(*options)); });
+      [options] { print_result(cli::bench::run_save_plan(*options)); });
 }
 
 void add_dispatch(CLI::App& bench) {
@@ -224,27 +225,28 @@ void add_dispatch(CLI::App& bench) {
   auto only = std::make_shared<std::string>();
   command->add_option("--only", *only, "One op, e.g. mm_grad; default: all");
   add_json_flag(*command);
-  command->callback([only] { print_result(bench::run_dispatch(*only)); });
+  command->callback([only] { print_result(cli::bench::run_dispatch(*only)); });
 }
 
 void add_matmul(CLI::App& bench) {
-  auto options = std::make_shared<bench::StepOptions>();
+  auto options = std::make_shared<cli::bench::StepOptions>();
   auto* command = bench.add_subcommand(
       "matmul",
       "Times the matmuls of a step on one rank with each available library");
   add_model_flags(*command, options);
-  command->callback([options] { print_result(bench::run_matmul(*options)); });
+  command->callback(
+      [options] { print_result(cli::bench::run_matmul(*options)); });
 }
 
 void add_random(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "random", "Times random ops on DTensors against libtorch's generator");
   add_json_flag(*command);
-  command->callback([] { print_result(bench::run_random()); });
+  command->callback([] { print_result(cli::bench::run_random()); });
 }
 
 void add_reducer(CLI::App& bench) {
-  auto options = std::make_shared<bench::ReducerOptions>();
+  auto options = std::make_shared<cli::bench::ReducerOptions>();
   auto* command = bench.add_subcommand(
       "reducer",
       "Times backward with DDP against plain backward, like "
@@ -272,7 +274,8 @@ void add_reducer(CLI::App& bench) {
       options->keep_gradients,
       "zero_grad() keeps the gradients' memory");
   add_json_flag(*command);
-  command->callback([options] { print_result(bench::run_reducer(*options)); });
+  command->callback(
+      [options] { print_result(cli::bench::run_reducer(*options)); });
 }
 
 void add_redistribute(CLI::App& bench) {
@@ -281,11 +284,11 @@ void add_redistribute(CLI::App& bench) {
       "Times redistributions, like bench/peer/redistribute.py; run it with "
       "weftrun");
   add_json_flag(*command);
-  command->callback([] { print_result(bench::run_redistribute()); });
+  command->callback([] { print_result(cli::bench::run_redistribute()); });
 }
 
 void add_deferred_memory(CLI::App& bench) {
-  auto options = std::make_shared<bench::DeferredMemoryOptions>();
+  auto options = std::make_shared<cli::bench::DeferredMemoryOptions>();
   auto* command = bench.add_subcommand(
       "deferred-memory",
       "Measures the memory of a model built in DeferredInit on each rank; run "
@@ -297,7 +300,7 @@ void add_deferred_memory(CLI::App& bench) {
   command->add_option("--threads", options->threads, "Threads per rank");
   add_json_flag(*command);
   command->callback(
-      [options] { print_result(bench::run_deferred_memory(*options)); });
+      [options] { print_result(cli::bench::run_deferred_memory(*options)); });
 }
 
 } // namespace
@@ -318,4 +321,4 @@ void add_bench(CLI::App& app) {
   add_deferred_memory(*command);
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -17,7 +17,7 @@
 #include "cli/progress_bar.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -196,4 +196,4 @@ void add_checkpoint(CLI::App& app) {
   add_checkpoint_export(*command);
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -15,7 +15,7 @@
 #include "hf/export_tensors.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -30,7 +30,7 @@ struct ExportArguments : OutputOptions {
   std::vector<std::string> exclude;
   std::string dtype;
   std::string weights = "model"; // or "ema"
-  int64_t max_shard_bytes = hub::ExportOptions().max_shard_bytes;
+  int64_t max_shard_bytes = hf::ExportOptions().max_shard_bytes;
 };
 
 std::optional<at::ScalarType> dtype_of(const std::string& name) {
@@ -51,12 +51,12 @@ void export_model(const ExportArguments& arguments) {
   }
   const auto step = newest_step_of(arguments.from);
   ProgressBar bar("exporting", arguments.wants_progress());
-  hub::ExportOptions options;
+  hf::ExportOptions options;
   options.dtype = dtype_of(arguments.dtype);
   options.max_shard_bytes = arguments.max_shard_bytes;
   options.averaged = arguments.weights == "ema";
   options.progress = bar.callback();
-  const auto done = hub::export_model(step, arguments.to, options);
+  const auto done = hf::export_model(step, arguments.to, options);
   bar.erase();
   for (const auto& note : done.notes) {
     std::fprintf(stderr, "%s\n", note.c_str());
@@ -73,7 +73,7 @@ void export_model(const ExportArguments& arguments) {
         {"notes", done.notes}});
     return;
   }
-  print(fmt::format("{}: {}", arguments.to, hub::describe(done)));
+  print(fmt::format("{}: {}", arguments.to, hf::describe(done)));
 }
 
 void export_tensors(const ExportArguments& arguments) {
@@ -82,7 +82,7 @@ void export_tensors(const ExportArguments& arguments) {
         "--weights requires --format huggingface. With --format safetensors, "
         "use --include 'ema.**'");
   }
-  hub::ExportTensorsOptions options;
+  hf::ExportTensorsOptions options;
   options.include = arguments.include;
   options.exclude = arguments.exclude;
   options.rename = rules_of(arguments.rename);
@@ -92,7 +92,7 @@ void export_tensors(const ExportArguments& arguments) {
   const auto step = newest_step_of(arguments.from);
   ProgressBar bar("exporting", arguments.wants_progress());
   options.progress = bar.callback();
-  const auto done = hub::export_tensors(step, arguments.to, options);
+  const auto done = hf::export_tensors(step, arguments.to, options);
   bar.erase();
   if (arguments.json) {
     print(Json{
@@ -181,4 +181,4 @@ void add_checkpoint_export(CLI::App& checkpoint) {
   command.callback([arguments] { as_usage([&] { export_any(*arguments); }); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -22,7 +22,7 @@
 #include "hf/import_model.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -82,7 +82,7 @@ bool looks_like_model(const fs::path& path) {
   }
   const auto folder = checkpoint::Folder::open(path);
   const auto entries = folder.list();
-  return folder.has(hub::kConfigName) &&
+  return folder.has(hf::kConfigName) &&
          std::ranges::none_of(entries, [](const auto& entry) {
            return entry.name.starts_with("shard-") &&
                   entry.name.ends_with(".safetensors");
@@ -140,7 +140,7 @@ void import_model(const ImportArguments& arguments) {
         "tensors");
   }
   ProgressBar bar("importing", arguments.wants_progress());
-  const auto done = hub::import_model(
+  const auto done = hf::import_model(
       arguments.from, arguments.to, int64_t{128} << 20, bar.callback());
   bar.erase();
   if (!done.notice.empty()) {
@@ -225,4 +225,4 @@ void add_checkpoint_import(CLI::App& checkpoint) {
   command.callback([arguments] { as_usage([&] { import_any(*arguments); }); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -15,7 +15,7 @@
 #include "config/suggest.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -184,4 +184,4 @@ void inspect_checkpoint(const CheckpointArguments& arguments) {
   print("layout " + manifest.layout);
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

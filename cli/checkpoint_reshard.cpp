@@ -10,7 +10,7 @@
 #include "cli/checkpoint_text.h"
 #include "cli/progress_bar.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct ReshardArguments : OutputOptions {
@@ -89,4 +89,4 @@ void add_checkpoint_reshard(CLI::App& checkpoint) {
   command->callback([arguments] { reshard(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -18,7 +18,7 @@
 #include "cli/progress_bar.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -269,4 +269,4 @@ void add_checkpoint_store(CLI::App& checkpoint) {
   pruner->callback([pruned] { prune(*pruned); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -16,7 +16,7 @@
 #include "checkpoint/store/store.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -202,4 +202,4 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -16,7 +16,7 @@ class App;
 } // namespace CLI
 
 /// Helpers of the subcommands of `weft checkpoint`.
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// The output options of a subcommand.
 struct OutputOptions {
@@ -104,4 +104,4 @@ void add_checkpoint_export(CLI::App& checkpoint);
 /// `weft checkpoint inspect`.
 void inspect_checkpoint(const CheckpointArguments& arguments);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -14,7 +14,7 @@
 #include "cli/doctor/listeners.h"
 #include "cli/program.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct DoctorArguments {
@@ -118,4 +118,4 @@ void add_doctor(CLI::App& app) {
   command->callback([arguments] { doctor(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -13,14 +13,16 @@
 #include "inference/inference_model.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct EvalArguments : InferenceArguments {
   std::string tokens;
 };
 
-std::string result_text(const Evaluation& result, const std::string& what) {
+std::string result_text(
+    const inference::Evaluation& result,
+    const std::string& what) {
   return fmt::format(
       "loss {:.6f}  perplexity {:.4f}  over {} targets of {}\n",
       result.loss,
@@ -29,7 +31,7 @@ std::string result_text(const Evaluation& result, const std::string& what) {
       what);
 }
 
-std::string result_json(const Evaluation& result) {
+std::string result_json(const inference::Evaluation& result) {
   return base::strict_json_text(nlohmann::ordered_json{
              {"loss", result.loss},
              {"perplexity", result.perplexity},
@@ -41,18 +43,20 @@ std::string result_json(const Evaluation& result) {
 void eval(const EvalArguments& arguments) {
   const bool reads_data = arguments.tokens.empty();
   const auto recipe = load_for_inference(arguments, reads_data);
-  const auto samples = reads_data ? heldout_samples(recipe)
-                                  : token_windows(recipe, arguments.tokens);
-  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
+  const auto samples = reads_data
+                           ? inference::heldout_samples(recipe)
+                           : inference::token_windows(recipe, arguments.tokens);
+  inference::check_weights(
+      recipe, arguments.checkpoint, arguments.weight_kind());
   const auto mesh =
       join_mesh(recipe, "data (the size of its files)", samples.fingerprint);
-  const auto model = load_model(
+  const auto model = inference::load_model(
       recipe,
       mesh,
       arguments.checkpoint,
       log_to_stderr,
       arguments.weight_kind());
-  const auto result = evaluate(
+  const auto result = inference::evaluate(
       *model, mesh, samples, recipe.train.micro_batch_size, log_to_stderr);
   if (mesh.world().rank() == 0) {
     write_to_stdout(
@@ -83,4 +87,4 @@ void add_eval(Program& program) {
   command->callback([arguments] { eval(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

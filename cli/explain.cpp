@@ -19,7 +19,7 @@
 #include "mesh/error/error.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 // A mesh keeps a list of its ranks.
@@ -32,14 +32,16 @@ struct ExplainArguments : RecipeArguments {
   bool json = false;
 };
 
-int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
+int64_t world_size_of(
+    const config::Recipe& recipe,
+    const ExplainArguments& arguments) {
   if (arguments.world_size != 0) {
     return arguments.world_size;
   }
   const auto& mesh = recipe.mesh;
   const auto is_open = [&](int64_t size, const char* key) {
     if (size == -1) {
-      refuse(
+      config::refuse(
           recipe,
           key,
           "the value -1 depends on the number of ranks, which is unknown here. "
@@ -57,11 +59,11 @@ int64_t world_size_of(const Recipe& recipe, const ExplainArguments& arguments) {
 
 // What a reader might not expect.
 std::vector<std::string> notes_of(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::optional<MeasuredRun>& measured) {
   std::vector<std::string> notes;
   try {
-    find_files(recipe.data.paths, place_of(recipe, "data.paths"));
+    data::find_files(recipe.data.paths, config::place_of(recipe, "data.paths"));
   } catch (const mesh::UsageError& error) {
     notes.push_back(
         fmt::format("{} (not needed here)", error.what_without_backtrace()));
@@ -71,7 +73,7 @@ std::vector<std::string> notes_of(
         "the run was not traced, so the times of the single collectives are "
         "unknown. Train with trace.steps=5 to get them");
   }
-  if (recipe.cost_model == "measure" && recipe.links == LinksConfig()) {
+  if (recipe.cost_model == "measure" && recipe.links == config::LinksConfig()) {
     notes.emplace_back(
         "cost_model: measure takes effect in weft train, and the recipe.yaml "
         "of a run has the measured costs; explain uses the default table");
@@ -82,7 +84,7 @@ std::vector<std::string> notes_of(
 void explain(const ExplainArguments& arguments) {
   at::set_num_threads(1); // nothing to compute: they would only wait
   auto recipe = arguments.load();
-  validate(recipe, world_size_of(recipe, arguments));
+  train::validate(recipe, world_size_of(recipe, arguments));
   std::optional<MeasuredRun> measured;
   if (arguments.measured) {
     measured = read_measured(*arguments.measured, recipe);
@@ -140,4 +142,4 @@ void add_explain(Program& program) {
   command->callback([arguments] { explain(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

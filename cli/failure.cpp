@@ -16,7 +16,7 @@
 #include "train/health/non_finite.h"
 #include "train/stop_signal.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 std::string rank() {
@@ -55,7 +55,7 @@ void defer_to_rank_zero() {
 void defer_to_signal(const std::string& op, mesh::ExitCode code) {
   constexpr std::chrono::milliseconds kLimit(500);
   if (op == "train" && code == mesh::ExitCode::kPeerLost && rank() != "0") {
-    await_stop_signal(kLimit);
+    train::await_stop_signal(kLimit);
   }
 }
 
@@ -99,10 +99,10 @@ int report_exception(const std::string& op) {
     throw;
   } catch (const mesh::UsageError& error) {
     return report_failure(op, ExitCode::kUsage, error.what_without_backtrace());
-  } catch (const PreemptedError& error) {
+  } catch (const train::PreemptedError& error) {
     return report_failure(
         op, ExitCode::kPreempted, error.what_without_backtrace());
-  } catch (const NonFiniteError& error) {
+  } catch (const train::NonFiniteError& error) {
     return report_failure(
         op, ExitCode::kNonFinite, error.what_without_backtrace());
   } catch (const checkpoint::CheckpointError& error) {
@@ -128,4 +128,4 @@ int report_exception(const std::string& op) {
   }
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

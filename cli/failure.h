@@ -4,7 +4,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// Writes the last line of a failed run, "ERROR <code> rank=<r> op=<op>
 /// <sentence>", to stderr and returns the exit code. For errors on which all
@@ -17,4 +17,4 @@ int report_failure(
 /// Reports the exception that is being handled. See mesh::ExitCode.
 int report_exception(const std::string& op);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

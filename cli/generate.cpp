@@ -21,7 +21,7 @@
 #include "mesh/world.h"
 #include "models/registry.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -31,25 +31,28 @@ constexpr int64_t kNewTokens = 128;
 constexpr int64_t kMaxTokensOrSamples = int64_t{1} << 40;
 
 struct GenerateArguments : InferenceArguments {
-  PromptWords prompt;
+  inference::PromptWords prompt;
   std::optional<std::string> tokenizer;
   std::optional<int64_t> max_new_tokens;
   std::optional<int64_t> seed;
   std::optional<std::vector<int64_t>> eos;
   int64_t num_samples = 1;
   bool no_cache = false;
-  SamplingOptions sampling;
+  inference::SamplingOptions sampling;
 };
 
 // What the user gets on stdout: rank 0's first sample as it grows, the others
 // when they are there.
 class Output {
  public:
-  Output(const Tokenizer* tokenizer, const Prompts& prompts, bool has_several)
+  Output(
+      const tokenizers::Tokenizer* tokenizer,
+      const Prompts& prompts,
+      bool has_several)
       : tokenizer_(tokenizer), prompts_(prompts), has_several_(has_several) {}
 
   // A sample has another token; those of one that began later are kept.
-  void add(const Continuation& sample) {
+  void add(const inference::Continuation& sample) {
     if (!stream_ && sample.sample == 0) {
       begin(sample);
     }
@@ -58,7 +61,7 @@ class Output {
     }
   }
 
-  void end(const std::vector<Continuation>& all) {
+  void end(const std::vector<inference::Continuation>& all) {
     for (const auto& sample : all) {
       if (sample.sample != 0) {
         begin(sample);
@@ -71,13 +74,13 @@ class Output {
   }
 
  private:
-  void begin(const Continuation& sample) {
+  void begin(const inference::Continuation& sample) {
     const auto& prompt = prompts_[sample.prompt];
     stream_.emplace(tokenizer_, prompt);
     if (has_several_) {
       write_to_stdout(fmt::format("--- {} ---\n", sample.sample));
     }
-    write_to_stdout(text_after(tokenizer_, {}, prompt));
+    write_to_stdout(inference::text_after(tokenizer_, {}, prompt));
     separator_ = tokenizer_ == nullptr ? " " : "";
   }
 
@@ -85,17 +88,17 @@ class Output {
     write_to_stdout(std::exchange(separator_, "") + stream_->add(token));
   }
 
-  const Tokenizer* tokenizer_;
+  const tokenizers::Tokenizer* tokenizer_;
   const Prompts& prompts_;
   bool has_several_;
-  std::optional<TextStream> stream_;
+  std::optional<inference::TextStream> stream_;
   std::string separator_;
 };
 
 std::string results_json(
-    const std::vector<Continuation>& all,
+    const std::vector<inference::Continuation>& all,
     const Prompts& prompts,
-    const Tokenizer* tokenizer,
+    const tokenizers::Tokenizer* tokenizer,
     uint64_t seed) {
   auto samples = nlohmann::ordered_json::array();
   for (const auto& each : all) {
@@ -106,7 +109,7 @@ std::string results_json(
         {"tokens", each.tokens},
         {"finish_reason", each.ended ? "eos" : "length"}};
     if (tokenizer != nullptr) {
-      sample["text"] = text_after(tokenizer, prompt, each.tokens);
+      sample["text"] = inference::text_after(tokenizer, prompt, each.tokens);
     }
     samples.push_back(std::move(sample));
   }
@@ -115,7 +118,9 @@ std::string results_json(
   return base::json_text(result) + "\n";
 }
 
-void log_speed(const std::vector<Continuation>& all, Clock::time_point start) {
+void log_speed(
+    const std::vector<inference::Continuation>& all,
+    Clock::time_point start) {
   size_t tokens = 0;
   for (const auto& each : all) {
     tokens += each.tokens.size();
@@ -131,8 +136,8 @@ void log_speed(const std::vector<Continuation>& all, Clock::time_point start) {
 
 // Models may have more tokens than their tokenizer, and sample them.
 void log_unknown_tokens(
-    const std::vector<Continuation>& all,
-    const Tokenizer* tokenizer) {
+    const std::vector<inference::Continuation>& all,
+    const tokenizers::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
     return;
   }
@@ -154,11 +159,13 @@ void log_unknown_tokens(
 }
 
 // Whose text it is, where that is not plain.
-void log_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
+void log_tokenizer(
+    const config::Recipe& recipe,
+    const tokenizers::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
     log_to_stderr(fmt::format(
         "tokens are written as numbers, without a tokenizer: {}",
-        why_no_tokenizer(recipe)));
+        inference::why_no_tokenizer(recipe)));
   } else if (!recipe.model.from.empty()) {
     log_to_stderr(fmt::format("text is that of {}", tokenizer->describe()));
   }
@@ -168,7 +175,7 @@ void log_tokenizer(const Recipe& recipe, const Tokenizer* tokenizer) {
 std::string told(
     const Prompts& prompts,
     int64_t num_samples,
-    const GenerationOptions& options) {
+    const inference::GenerationOptions& options) {
   const auto& sampling = options.sampling;
   return base::strict_json_text(nlohmann::json{
       prompts,
@@ -182,7 +189,7 @@ std::string told(
       sampling.seed});
 }
 
-void log_length(const Recipe& recipe, const Recipe& to_run) {
+void log_length(const config::Recipe& recipe, const config::Recipe& to_run) {
   if (to_run.data.sequence_length > recipe.data.sequence_length) {
     log_to_stderr(fmt::format(
         "up to {} tokens: longer than the data.sequence_length of {}",
@@ -191,27 +198,28 @@ void log_length(const Recipe& recipe, const Recipe& to_run) {
   }
 }
 
-void check_generates(const Recipe& recipe) {
-  if (model_input(recipe) != ModelInput::kTokens) {
-    refuse(
+void check_generates(const config::Recipe& recipe) {
+  if (models::model_input(recipe) != models::ModelInput::kTokens) {
+    config::refuse(
         recipe,
         "model.type",
         fmt::format(
             "a {} classifies images and cannot generate text. Use weft eval",
-            model_title(recipe)));
+            models::model_title(recipe)));
   }
 }
 
-GenerationOptions options_of(
+inference::GenerationOptions options_of(
     const GenerateArguments& arguments,
-    const Recipe& recipe,
-    const Tokenizer* tokenizer,
+    const config::Recipe& recipe,
+    const tokenizers::Tokenizer* tokenizer,
     const Prompts& prompts) {
-  GenerationOptions options{
+  inference::GenerationOptions options{
       .sampling = arguments.sampling,
-      .max_new_tokens = clamp_new_tokens(
+      .max_new_tokens = inference::clamp_new_tokens(
           recipe, prompts, arguments.max_new_tokens, kNewTokens),
-      .eos = arguments.eos ? *arguments.eos : end_tokens(recipe, tokenizer),
+      .eos = arguments.eos ? *arguments.eos
+                           : inference::end_tokens(recipe, tokenizer),
       .use_cache = !arguments.no_cache};
   options.sampling.seed =
       static_cast<uint64_t>(arguments.seed.value_or(recipe.seed));
@@ -229,12 +237,14 @@ int64_t longest_of(const Prompts& prompts, int64_t max_new_tokens) {
 void run_generate(const GenerateArguments& arguments) {
   auto recipe = load_for_inference(arguments, /*reads_data=*/false);
   check_generates(recipe);
-  const auto tokenizer = find_tokenizer(recipe, arguments.tokenizer);
-  const auto prompts = prompt_tokens(recipe, arguments.prompt, tokenizer.get());
+  const auto tokenizer = inference::find_tokenizer(recipe, arguments.tokenizer);
+  const auto prompts =
+      inference::prompt_tokens(recipe, arguments.prompt, tokenizer.get());
   const auto options = options_of(arguments, recipe, tokenizer.get(), prompts);
-  check_weights(recipe, arguments.checkpoint, arguments.weight_kind());
-  const auto to_run =
-      recipe_to_generate(recipe, longest_of(prompts, options.max_new_tokens));
+  inference::check_weights(
+      recipe, arguments.checkpoint, arguments.weight_kind());
+  const auto to_run = inference::recipe_to_generate(
+      recipe, longest_of(prompts, options.max_new_tokens));
   const auto mesh = join_mesh(
       to_run,
       "prompts and how they are continued",
@@ -244,7 +254,7 @@ void run_generate(const GenerateArguments& arguments) {
     log_tokenizer(recipe, tokenizer.get());
     log_length(recipe, to_run);
   }
-  const auto model = load_model(
+  const auto model = inference::load_model(
       to_run,
       mesh,
       arguments.checkpoint,
@@ -253,9 +263,9 @@ void run_generate(const GenerateArguments& arguments) {
   const auto start = Clock::now();
   const bool has_several = prompts.size() > 1 || arguments.num_samples > 1;
   Output output(tokenizer.get(), prompts, has_several);
-  const auto all = gather_continuations(
+  const auto all = inference::gather_continuations(
       mesh,
-      generate(
+      inference::generate(
           *model,
           mesh,
           prompts,
@@ -395,4 +405,4 @@ void add_generate(Program& program) {
   command->callback([arguments] { run_generate(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -17,7 +17,7 @@
 #include "models/registry.h"
 #include "train/setup/threads.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 void add_inference_arguments(
     const Program& program,
@@ -45,7 +45,7 @@ void add_inference_arguments(
       "Writes one line of JSON to stdout and everything else to stderr");
 }
 
-Recipe load_for_inference(
+config::Recipe load_for_inference(
     const InferenceArguments& arguments,
     bool reads_data) {
   auto own = arguments;
@@ -54,21 +54,22 @@ Recipe load_for_inference(
   }
   auto recipe = own.load();
   const auto job = mesh::current_job_rank();
-  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+  if (const auto threads = train::threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }
   // No text is read: its bytes need no place in the vocabulary.
   const auto type = recipe.data.type;
-  if (!reads_data && model_input(recipe) == ModelInput::kTokens) {
+  if (!reads_data &&
+      models::model_input(recipe) == models::ModelInput::kTokens) {
     recipe.data.type = "tokens";
   }
-  validate_for_inference(recipe, job.world_size);
+  inference::validate_for_inference(recipe, job.world_size);
   recipe.data.type = type;
   return recipe;
 }
 
 mesh::DeviceMesh join_mesh(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& field,
     const std::string& value) {
   mesh::WorldOptions options;
@@ -80,7 +81,7 @@ mesh::DeviceMesh join_mesh(
   }
   const auto world = mesh::World::from_env(options);
   world.check_agreement(field, value);
-  return make_inference_mesh(recipe, world);
+  return inference::make_inference_mesh(recipe, world);
 }
 
 void log_to_stderr(const std::string& line) {
@@ -95,4 +96,4 @@ void write_to_stdout(const std::string& text) {
   }
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

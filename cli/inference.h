@@ -9,7 +9,7 @@
 #include "models/model.h"
 #include "train/setup/initial_weights.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// The arguments of commands that use a model without training it.
 struct InferenceArguments : RecipeArguments {
@@ -18,8 +18,9 @@ struct InferenceArguments : RecipeArguments {
   std::string weights = "model";
   bool json = false;
 
-  WeightKind weight_kind() const {
-    return weights == "ema" ? WeightKind::kEma : WeightKind::kTrained;
+  train::WeightKind weight_kind() const {
+    return weights == "ema" ? train::WeightKind::kEma
+                            : train::WeightKind::kTrained;
   }
 };
 
@@ -33,14 +34,16 @@ void add_inference_arguments(
 
 /// Returns the validated recipe; does not wait for other ranks. `reads_data`
 /// means that the recipe must specify its data.
-Recipe load_for_inference(const InferenceArguments& arguments, bool reads_data);
+config::Recipe load_for_inference(
+    const InferenceArguments& arguments,
+    bool reads_data);
 
 /// Joins the other ranks. `field` is the name of `value`, which must be
 /// identical on all ranks in addition to the recipe.
 /// Collective: all ranks; blocks.
 /// Throws: mesh::DisagreementError if one of the two differs.
 mesh::DeviceMesh join_mesh(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& field,
     const std::string& value);
 
@@ -50,4 +53,4 @@ void log_to_stderr(const std::string& line);
 /// Throws: mesh::UsageError if stdout cannot be written.
 void write_to_stdout(const std::string& text);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

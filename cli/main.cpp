@@ -24,7 +24,7 @@
 #include "mesh/crash/stacks.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 // oneDNN and libtorch's cache in front of it keep what they compiled for 1,024
@@ -103,7 +103,7 @@ void prepare_for_libtorch(
 
 } // namespace
 
-int main(int argc, char** argv, ModelTypes models) {
+int main(int argc, char** argv, config::ModelTypes models) {
   base::prepare_process();
   use_numbers_of_c_locale();
   mesh::install_crash_handler();
@@ -112,13 +112,13 @@ int main(int argc, char** argv, ModelTypes models) {
   keep_fewer_products();
   Program program(
       "Trains transformers with data parallelism and tensor parallelism.",
-      known_models(std::move(models)));
+      models::known_models(std::move(models)));
   program.name(argc > 0 ? name_of(argv[0]) : "weft");
   program.set_version_flag("--version", "weft 0.1.0");
   program.require_subcommand(1);
   add_commands(program);
   try {
-    check_model_types(*program.models().types);
+    models::check_model_types(*program.models().types);
     program.parse(words_to_parse(program, argc, argv), argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
@@ -141,4 +141,4 @@ int main(int argc, char** argv, ModelTypes models) {
   return report_unwritten_output(program.get_subcommands().at(0)->get_name());
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

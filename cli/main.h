@@ -2,10 +2,10 @@
 
 #include "models/registry.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// Runs the program `weft`, which can train `models` in addition to Weft's own.
 /// Returns the exit code for main().
-int main(int argc, char** argv, ModelTypes models = {});
+int main(int argc, char** argv, config::ModelTypes models = {});
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -14,27 +14,29 @@ namespace CLI {
 class App;
 } // namespace CLI
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// The command line of a program, and the models linked into it.
 class Program : public CLI::App {
  public:
-  Program(std::string description, KnownModels models)
+  Program(std::string description, config::KnownModels models)
       : CLI::App(std::move(description)), models_(std::move(models)) {}
 
-  const KnownModels& models() const { return models_; }
+  const config::KnownModels& models() const { return models_; }
 
  private:
-  KnownModels models_;
+  config::KnownModels models_;
 };
 
 /// A recipe on the command line: a file and overrides.
 struct RecipeArguments {
   std::string recipe;
   std::vector<std::string> overrides;
-  KnownModels models;
+  config::KnownModels models;
 
-  Recipe load() const { return load_recipe(recipe, overrides, models); }
+  config::Recipe load() const {
+    return train::load_recipe(recipe, overrides, models);
+  }
 };
 
 /// Makes `arguments`, which must live as long as `command`, its first
@@ -70,4 +72,4 @@ void add_quickstart(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_tokenize(CLI::App& app);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

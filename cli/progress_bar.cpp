@@ -10,7 +10,7 @@
 
 #include "cli/checkpoint_text.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 constexpr std::string_view kEraseRow = "\r\x1b[K";
@@ -101,4 +101,4 @@ void ProgressBar::update(int64_t done, int64_t total, std::string_view what) {
   is_drawn_ = true;
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

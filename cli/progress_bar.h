@@ -8,7 +8,7 @@
 
 #include "checkpoint/files/progress.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// The progress of a long operation, redrawn in place on a terminal. Shows
 /// nothing otherwise.
@@ -61,4 +61,4 @@ std::string progress_line(
     std::string_view what,
     int64_t columns);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -17,7 +17,7 @@
 #include "cli/program.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -123,4 +123,4 @@ void add_quickstart(CLI::App& app) {
   command->callback([arguments] { quickstart(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

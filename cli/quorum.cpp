@@ -15,7 +15,7 @@
 #include "mesh/error/error.h"
 #include "train/metrics/quorum_log.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct QuorumArguments {
@@ -29,7 +29,7 @@ struct Totals {
   int64_t steps_redone = 0;
 };
 
-Totals totals_of(const QuorumHistory& history) {
+Totals totals_of(const train::QuorumHistory& history) {
   Totals totals;
   for (const auto& entry : history.entries) {
     totals.lost += std::ssize(entry.quorum.lost);
@@ -39,9 +39,9 @@ Totals totals_of(const QuorumHistory& history) {
   return totals;
 }
 
-QuorumHistory read(const std::string& run) {
+train::QuorumHistory read(const std::string& run) {
   const auto path = (std::filesystem::path(run) / "quorum.jsonl").string();
-  auto history = QuorumHistory::read(path);
+  auto history = train::QuorumHistory::read(path);
   if (history.entries.empty()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "{}: has no {}quorum.jsonl, which an elastic run (elastic.batch) "
@@ -74,7 +74,7 @@ std::string state_of(const elastic::Quorum& quorum) {
                    quorum.state_ms);
 }
 
-void print_text(const QuorumHistory& history) {
+void print_text(const train::QuorumHistory& history) {
   std::vector<std::vector<std::string>> rows = {
       {"epoch",
        "from step",
@@ -108,11 +108,11 @@ void print_text(const QuorumHistory& history) {
   }
 }
 
-void print_json(const QuorumHistory& history) {
+void print_json(const train::QuorumHistory& history) {
   using nlohmann::ordered_json;
   auto epochs = ordered_json::array();
   for (const auto& entry : history.entries) {
-    epochs.push_back(base::parse_json<ordered_json>(quorum_line(entry)));
+    epochs.push_back(base::parse_json<ordered_json>(train::quorum_line(entry)));
   }
   const auto totals = totals_of(history);
   const ordered_json all = {
@@ -142,4 +142,4 @@ void add_quorum(CLI::App& app) {
   });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

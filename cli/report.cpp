@@ -8,7 +8,7 @@
 #include "cli/program.h"
 #include "train/report/report.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct ReportArguments {
@@ -19,12 +19,12 @@ struct ReportArguments {
 void report(const ReportArguments& arguments) {
   std::string path = arguments.output;
   if (!path.empty()) {
-    write_report(arguments.runs, path);
+    train::write_report(arguments.runs, path);
   } else if (arguments.runs.size() == 1) {
-    path = write_report(arguments.runs.front());
+    path = train::write_report(arguments.runs.front());
   } else {
     path = "report.html";
-    write_report(arguments.runs, path);
+    train::write_report(arguments.runs, path);
   }
   std::printf("%s\n", path.c_str());
 }
@@ -47,4 +47,4 @@ void add_report(CLI::App& app) {
   command->callback([arguments] { report(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -11,39 +11,40 @@
 #include "data/tokenize.h"
 #include "data/tokenize_bar.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 struct TokenizeArguments {
   std::string tokenizer;
   std::string format = "raw";
   std::string dtype;
-  TokenizeOptions options;
+  data::TokenizeOptions options;
 };
 
-TokenizeOptions options_of(const TokenizeArguments& arguments) {
-  TokenizeOptions options = arguments.options;
-  for (const auto format : {TokenFormat::kLlmC, TokenFormat::kMegatron}) {
-    if (arguments.format == to_string(format)) {
+data::TokenizeOptions options_of(const TokenizeArguments& arguments) {
+  data::TokenizeOptions options = arguments.options;
+  for (const auto format :
+       {data::TokenFormat::kLlmC, data::TokenFormat::kMegatron}) {
+    if (arguments.format == data::to_string(format)) {
       options.format = format;
     }
   }
   if (!arguments.dtype.empty()) {
-    options.type =
-        arguments.dtype == "uint32" ? TokenType::kUint32 : TokenType::kUint16;
+    options.type = arguments.dtype == "uint32" ? data::TokenType::kUint32
+                                               : data::TokenType::kUint16;
   }
   return options;
 }
 
 void run_tokenize(const TokenizeArguments& arguments) {
-  const auto tokenizer = open_tokenizer(arguments.tokenizer);
-  TokenizeProgress done;
+  const auto tokenizer = tokenizers::open_tokenizer(arguments.tokenizer);
+  data::TokenizeProgress done;
   {
-    TokenizeBar bar(stderr, ::isatty(::fileno(stderr)) == 1);
-    done = tokenize(
+    data::TokenizeBar bar(stderr, ::isatty(::fileno(stderr)) == 1);
+    done = data::tokenize(
         *tokenizer,
         options_of(arguments),
-        [&](const TokenizeProgress& progress) { bar.show(progress); });
+        [&](const data::TokenizeProgress& progress) { bar.show(progress); });
   }
   fmt::print(
       "{}: {} tokens of {} document{} by {}\n",
@@ -58,7 +59,7 @@ void run_tokenize(const TokenizeArguments& arguments) {
 
 void add_tokenize(CLI::App& app) {
   auto arguments = std::make_shared<TokenizeArguments>();
-  TokenizeOptions& options = arguments->options;
+  data::TokenizeOptions& options = arguments->options;
   auto* command = app.add_subcommand(
       "tokenize", "Tokenize text into a token file, for data.type: tokens");
   command
@@ -103,4 +104,4 @@ void add_tokenize(CLI::App& app) {
   command->callback([arguments] { run_tokenize(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -18,7 +18,7 @@
 #include "train/stop_signal.h"
 #include "train/store/run_store.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 constexpr int64_t kMostGroups = 1'000'000;
@@ -37,16 +37,16 @@ int64_t rank_or_zero() {
 }
 
 void train(const TrainArguments& arguments) {
-  handle_stop_signals(
+  train::handle_stop_signals(
       rank_or_zero(), mesh::env::get("TORCHELASTIC_ERROR_FILE").value_or(""));
   // Everything that can be wrong is looked at before any rank waits for
   // another.
   auto recipe = arguments.load();
   const auto job = mesh::current_job_rank();
-  if (const auto threads = threads_per_rank(job, mesh::env::get)) {
+  if (const auto threads = train::threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }
-  recipe = recipe_of_group(
+  recipe = train::recipe_of_group(
       std::move(recipe),
       job.world_size,
       mesh::env::get_int("NUM_REPLICA_GROUPS", 1, kMostGroups));
@@ -59,13 +59,13 @@ void train(const TrainArguments& arguments) {
     mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
-  const auto loader = BatchLoader::open(recipe, 0);
+  const auto loader = data::BatchLoader::open(recipe, 0);
   const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
   if (!fresh) {
-    check_run_fits(recipe, loader.data().fingerprint_text());
+    train::check_run_fits(recipe, loader.data().fingerprint_text());
   }
   const auto world = mesh::World::from_env(options);
-  run_training(recipe, world, fresh);
+  train::run_training(recipe, world, fresh);
 }
 
 } // namespace
@@ -84,4 +84,4 @@ void add_train(Program& program) {
   command->callback([arguments] { train(*arguments); });
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

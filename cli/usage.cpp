@@ -7,7 +7,7 @@
 
 #include "config/suggest.h"
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 // The subcommand that the words led to; `words` becomes how to call it.
@@ -27,7 +27,7 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   for (const auto* subcommand : command.get_subcommands({})) {
     names.push_back(subcommand->get_name());
   }
-  const auto nearest = nearest_name(word, names);
+  const auto nearest = config::nearest_name(word, names);
   return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 
@@ -63,4 +63,4 @@ std::string explain_usage(const CLI::App& app, const CLI::ParseError& error) {
   return text + (has_end ? " See " : ". See ") + words + " --help.";
 }
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -7,7 +7,7 @@ class App;
 class ParseError;
 } // namespace CLI
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 
 /// Describes the error in a command line that `app` refused: the unknown word
 /// and a suggestion, or the missing argument.
@@ -18,4 +18,4 @@ std::string explain_usage(const CLI::App& app, const CLI::ParseError& error);
 /// hide the error.
 int words_to_parse(CLI::App& app, int argc, const char* const* argv);
 
-} // namespace weft::recipes::cli
+} // namespace weft::cli

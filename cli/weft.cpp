@@ -2,5 +2,5 @@
 #include "cli/main.h"
 
 int main(int argc, char** argv) {
-  weft::base::end_process(weft::recipes::cli::main(argc, argv));
+  weft::base::end_process(weft::cli::main(argc, argv));
 }

@@ -10,7 +10,7 @@
 #include "config/suggest.h"
 #include "config/yaml_value.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 std::string option_key(std::string_view name) {
@@ -67,7 +67,7 @@ template std::vector<std::string> ModelOptions::get(
 
 void ModelOptions::refuse(std::string_view name, const std::string& message)
     const {
-  recipes::refuse(recipe_, option_key(name), message);
+  config::refuse(recipe_, option_key(name), message);
 }
 
 OptionMap ModelOptions::finish() const {
@@ -107,10 +107,10 @@ void ModelOptions::refuse_missing(const std::string& name) const {
             recipe_.model.type,
             name));
   }
-  recipes::refuse(
+  config::refuse(
       recipe_,
       recipe_.model.options.empty() ? "model.type" : "model.options",
       fmt::format("{} is required but missing", option_key(name)));
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

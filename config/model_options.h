@@ -9,7 +9,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::config {
 
 /// The allowed values of an option.
 template <class T>
@@ -56,4 +56,4 @@ class ModelOptions {
   OptionMap asked_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::config

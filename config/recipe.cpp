@@ -16,7 +16,7 @@
 #include "config/yaml_value.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 [[noreturn]] void refuse_at(
@@ -382,4 +382,4 @@ void refuse(
   refuse_at(place_of(recipe, key), message);
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

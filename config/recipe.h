@@ -9,10 +9,13 @@
 #include <string_view>
 #include <vector>
 
-namespace weft::recipes {
-
+namespace weft::models {
 struct ModelType; // models/registry.h
-using ModelTypes = std::vector<ModelType>;
+} // namespace weft::models
+
+namespace weft::config {
+
+using ModelTypes = std::vector<models::ModelType>;
 /// The model types that a program registers in addition to Weft's own. See
 /// known_models().
 struct KnownModels {
@@ -351,4 +354,4 @@ std::string place_of(const Recipe& recipe, std::string_view key);
 [[noreturn]] void
 refuse(const Recipe& recipe, std::string_view key, const std::string& message);
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace weft::recipes {
+namespace weft::config {
 
 std::span<const RenamedKey> renamed_keys() {
   static constexpr std::array kTable = {
@@ -34,4 +34,4 @@ const RenamedKey* find_renamed_section(std::string_view before) {
   return before == kSentinel.before ? &kSentinel : nullptr;
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

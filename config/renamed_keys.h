@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::config {
 
 /// A recipe key that had another name before. A user's recipe with the former
 /// name is refused with a message that has the new name; stored recipes of runs
@@ -22,4 +22,4 @@ const RenamedKey* find_renamed_key(std::string_view before);
 /// of most of its keys.
 const RenamedKey* find_renamed_section(std::string_view before);
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -4,7 +4,7 @@
 
 #include "config/schema_keys.h"
 
-namespace weft::recipes {
+namespace weft::config {
 std::span<const Key> schema() {
   static const std::vector<Key> table = [] {
     std::vector<Key> all;
@@ -193,4 +193,4 @@ std::string effect_text(const Effect& effect) {
                    fmt::join(effect.values, " or "));
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -12,7 +12,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::config {
 
 using OptionField = OptionMap& (*)(Recipe&);
 /// Returns the field of a recipe that a key sets. Its type is the key's type.
@@ -140,4 +140,4 @@ std::string schema_markdown();
 /// Returns the keys as plain text, one per line, for --help.
 std::string schema_help();
 
-} // namespace weft::recipes
+} // namespace weft::config

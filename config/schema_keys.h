@@ -5,7 +5,7 @@
 #include "config/schema.h"
 
 /// Helpers for the tables of keys in schema_*.cpp.
-namespace weft::recipes::keys {
+namespace weft::config::keys {
 
 /// Returns a nested member: member<&Recipe::mesh, &MeshConfig::dp>(recipe) is
 /// recipe.mesh.dp.
@@ -54,4 +54,4 @@ std::vector<Key> straggler_detection_keys();
 std::vector<Key> observability_keys();
 std::vector<Key> link_keys();
 
-} // namespace weft::recipes::keys
+} // namespace weft::config::keys

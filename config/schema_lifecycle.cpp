@@ -1,6 +1,6 @@
 #include "config/schema_keys.h"
 
-namespace weft::recipes::keys {
+namespace weft::config::keys {
 
 std::vector<Key> lifecycle_keys() {
   return {
@@ -198,4 +198,4 @@ std::vector<Key> observability_keys() {
   };
 }
 
-} // namespace weft::recipes::keys
+} // namespace weft::config::keys

@@ -1,6 +1,6 @@
 #include "config/schema_keys.h"
 
-namespace weft::recipes::keys {
+namespace weft::config::keys {
 namespace {
 
 Condition only_of(std::vector<std::string_view> types) {
@@ -257,4 +257,4 @@ std::vector<Key> rope_scaling_keys() {
   };
 }
 
-} // namespace weft::recipes::keys
+} // namespace weft::config::keys

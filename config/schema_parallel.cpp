@@ -1,6 +1,6 @@
 #include "config/schema_keys.h"
 
-namespace weft::recipes::keys {
+namespace weft::config::keys {
 namespace {
 
 constexpr double kSecondsADay = 86'400;
@@ -311,4 +311,4 @@ std::vector<Key> link_keys() {
   };
 }
 
-} // namespace weft::recipes::keys
+} // namespace weft::config::keys

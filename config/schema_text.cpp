@@ -9,7 +9,7 @@
 #include "config/suggest.h"
 #include "config/yaml_value.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 std::string number_text(double value) {
@@ -257,4 +257,4 @@ std::string schema_help() {
   return text;
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -1,6 +1,6 @@
 #include "config/schema_keys.h"
 
-namespace weft::recipes::keys {
+namespace weft::config::keys {
 
 std::vector<Key> data_keys() {
   return {
@@ -190,4 +190,4 @@ std::vector<Key> optimizer_keys() {
   };
 }
 
-} // namespace weft::recipes::keys
+} // namespace weft::config::keys

@@ -8,7 +8,7 @@
 
 #include "config/schema.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 std::string_view leaf_of(std::string_view path) {
@@ -94,4 +94,4 @@ std::string suggest_key(std::string_view path) {
              : list_keys(section_of(path));
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

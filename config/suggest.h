@@ -5,7 +5,7 @@
 
 #include "base/edit_distance.h"
 
-namespace weft::recipes {
+namespace weft::config {
 
 using base::edit_distance;
 
@@ -30,4 +30,4 @@ std::string nearest_name(std::string_view word, const Names& names) {
 /// sentence: "did you mean model.heads?", or the existing keys.
 std::string suggest_key(std::string_view path);
 
-} // namespace weft::recipes
+} // namespace weft::config

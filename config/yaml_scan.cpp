@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 Position position_of(std::string_view text, size_t offset) {
@@ -138,4 +138,4 @@ void scan_yaml(std::string_view text) {
   check_structure(text);
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::config {
 
 inline constexpr int64_t kMaxYamlBytes = 1 << 20;
 inline constexpr int64_t kMaxYamlDepth = 32;
@@ -36,4 +36,4 @@ class YamlError : public std::runtime_error {
 /// Throws: YamlError.
 void scan_yaml(std::string_view text);
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -7,7 +7,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 Position to_position(const YAML::Mark& mark) {
@@ -160,4 +160,4 @@ YamlNode parse_yaml(std::string_view text) {
   return builder.take_root();
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

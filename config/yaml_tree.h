@@ -6,7 +6,7 @@
 
 #include "config/yaml_scan.h"
 
-namespace weft::recipes {
+namespace weft::config {
 
 /// A value of a YAML document and its position.
 struct YamlNode {
@@ -29,4 +29,4 @@ struct YamlNode {
 /// kMaxYamlDepth. A byte order mark is skipped. An empty document gives kNull.
 YamlNode parse_yaml(std::string_view text);
 
-} // namespace weft::recipes
+} // namespace weft::config

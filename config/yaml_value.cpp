@@ -12,7 +12,7 @@
 
 #include "base/json_text.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 enum class Form { kWhole, kNumber, kNotFinite, kTruth, kNothing, kText };
@@ -321,4 +321,4 @@ std::string write_value(
   return "{" + map + "}";
 }
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -9,7 +9,7 @@
 
 #include "config/yaml_tree.h"
 
-namespace weft::recipes {
+namespace weft::config {
 
 /// Describes a node: `the string "four"`, "the number 0.5", "a list".
 std::string describe(const YamlNode& node);
@@ -41,4 +41,4 @@ std::string write_value(const std::array<double, 2>& value);
 std::string write_value(
     const std::map<std::string, std::string, std::less<>>& values);
 
-} // namespace weft::recipes
+} // namespace weft::config

@@ -15,23 +15,23 @@
 #include "models/registry.h"
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 std::unique_ptr<Dataset> sample(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::unique_ptr<TokenSource> tokens) {
   const SampleOrder order(
       tokens->size(),
       recipe.data.sequence_length,
       static_cast<uint64_t>(recipe.seed),
-      place_of(recipe, "data.sequence_length"));
+      config::place_of(recipe, "data.sequence_length"));
   return std::make_unique<TextDataset>(std::move(tokens), order);
 }
 
-std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
+std::unique_ptr<Dataset> open_text(const config::Recipe& recipe) {
   if (recipe.data.tokenizer != "byte") {
-    refuse(
+    config::refuse(
         recipe,
         "data.tokenizer",
         fmt::format(
@@ -45,30 +45,30 @@ std::unique_ptr<Dataset> open_text(const Recipe& recipe) {
   }
   return sample(
       recipe,
-      std::make_unique<ByteTokens>(
-          TextCorpus(recipe.data.paths, place_of(recipe, "data.paths"))));
+      std::make_unique<ByteTokens>(TextCorpus(
+          recipe.data.paths, config::place_of(recipe, "data.paths"))));
 }
 
 // That text which the recipe's tokenizer makes, and reads, is the model's.
-void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
+void check_tokenizer(const config::Recipe& recipe, const FileTokens& tokens) {
   if (recipe.data.tokenizer == "byte") { // the default: nothing is said
     return;
   }
-  const auto tokenizer = open_tokenizer(recipe.data.tokenizer);
-  if (tokenizer->vocab_size() > model_outputs(recipe)) {
-    refuse(
+  const auto tokenizer = tokenizers::open_tokenizer(recipe.data.tokenizer);
+  if (tokenizer->vocab_size() > models::model_outputs(recipe)) {
+    config::refuse(
         recipe,
         "data.tokenizer",
         fmt::format(
             "{} has more tokens than model.vocab_size={}. Raise "
             "model.vocab_size, or use another tokenizer",
             tokenizer->describe(),
-            model_outputs(recipe)));
+            models::model_outputs(recipe)));
   }
   for (const TokenFile& file : tokens.files()) {
     if (file.origin() &&
         file.origin()->fingerprint != tokenizer->fingerprint_text()) {
-      refuse(
+      config::refuse(
           recipe,
           "data.tokenizer",
           fmt::format(
@@ -81,9 +81,9 @@ void check_tokenizer(const Recipe& recipe, const FileTokens& tokens) {
   }
 }
 
-std::unique_ptr<Dataset> open_tokens(const Recipe& recipe) {
-  const DataConfig& data = recipe.data;
-  FileTokens::Options options{.vocab_size = model_outputs(recipe)};
+std::unique_ptr<Dataset> open_tokens(const config::Recipe& recipe) {
+  const config::DataConfig& data = recipe.data;
+  FileTokens::Options options{.vocab_size = models::model_outputs(recipe)};
   for (const auto format :
        {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
     if (data.format == to_string(format)) {
@@ -96,19 +96,19 @@ std::unique_ptr<Dataset> open_tokens(const Recipe& recipe) {
     }
   }
   auto tokens = std::make_unique<FileTokens>(
-      data.paths, options, place_of(recipe, "data.paths"));
+      data.paths, options, config::place_of(recipe, "data.paths"));
   check_tokenizer(recipe, *tokens);
   return sample(recipe, std::move(tokens));
 }
 
-std::unique_ptr<Dataset> open_digits(const Recipe& recipe) {
+std::unique_ptr<Dataset> open_digits(const config::Recipe& recipe) {
   return std::make_unique<DigitImages>(
       recipe.data.paths,
       static_cast<uint64_t>(recipe.seed),
-      place_of(recipe, "data.paths"));
+      config::place_of(recipe, "data.paths"));
 }
 
-std::unique_ptr<Dataset> open_data(const Recipe& recipe) {
+std::unique_ptr<Dataset> open_data(const config::Recipe& recipe) {
   const std::string& type = recipe.data.type;
   return type == "digits"   ? open_digits(recipe)
          : type == "tokens" ? open_tokens(recipe)
@@ -145,7 +145,7 @@ BatchLoader::BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape)
       " is outside of [0, dp).");
 }
 
-BatchLoader BatchLoader::open(const Recipe& recipe, int64_t dp_rank) {
+BatchLoader BatchLoader::open(const config::Recipe& recipe, int64_t dp_rank) {
   return {
       open_data(recipe),
       {.global_batch_size = recipe.train.global_batch_size,
@@ -207,4 +207,4 @@ Batch to_device(const Batch& batch, c10::Device device) {
       .first_sample = batch.first_sample};
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

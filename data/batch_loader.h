@@ -8,9 +8,11 @@
 
 #include "data/dataset.h"
 
-namespace weft::recipes {
-
+namespace weft::config {
 struct Recipe;
+} // namespace weft::config
+
+namespace weft::data {
 
 /// The part of a global batch that a rank gets.
 struct BatchShape {
@@ -31,7 +33,7 @@ class BatchLoader {
 
   /// Opens the data of a validated recipe.
   /// Throws: mesh::UsageError at the recipe's key.
-  static BatchLoader open(const Recipe& recipe, int64_t dp_rank);
+  static BatchLoader open(const config::Recipe& recipe, int64_t dp_rank);
 
   int64_t accumulation_steps() const;
   /// Returns this rank's part of the global batch that begins with sample
@@ -58,4 +60,4 @@ class BatchLoader {
 /// does not wait, and the pinned memory is reused after the copy.
 Batch to_device(const Batch& batch, c10::Device device);
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::data {
 
 void refuse_data(
     const std::string& path,
@@ -12,4 +12,4 @@ void refuse_data(
       fmt::format("data file \"{}\", offset {}: {}", path, offset, reason));
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -5,7 +5,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Thrown if data cannot be read or has changed since the run started.
 class DataError : public mesh::UsageError {
@@ -16,4 +16,4 @@ class DataError : public mesh::UsageError {
 [[noreturn]] void
 refuse_data(const std::string& path, int64_t offset, const std::string& reason);
 
-} // namespace weft::recipes
+} // namespace weft::data

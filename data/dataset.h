@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// A micro-batch of one replica.
 /// Shapes: for text, input and target [B, T] int64, with the targets one token
@@ -41,4 +41,4 @@ class Dataset {
   virtual std::string describe() const = 0;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -16,7 +16,7 @@
 #include "data/text_corpus.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 constexpr int64_t kPixels = DigitImages::kSize * DigitImages::kSize;
@@ -189,4 +189,4 @@ std::string DigitImages::describe() const {
   return fmt::format("{} images of digits", size());
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

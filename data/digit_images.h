@@ -6,7 +6,7 @@
 #include "data/dataset.h"
 #include "data/find_files.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// The digit images of scikit-learn: rows of 64 pixels from 0 to 16 and the
 /// digit, separated by commas, in files that may be gzipped. All are kept in
@@ -49,4 +49,4 @@ class DigitImages : public Dataset {
   uint64_t seed_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -17,7 +17,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -208,4 +208,4 @@ uint64_t fingerprint(std::span<const DataFile> files) {
   return hash;
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

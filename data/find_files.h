@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// A file at the start of the run.
 struct DataFile {
@@ -28,4 +28,4 @@ std::vector<DataFile> find_files(
 /// detects changes in a later run.
 uint64_t fingerprint(std::span<const DataFile> files);
 
-} // namespace weft::recipes
+} // namespace weft::data

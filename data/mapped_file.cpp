@@ -12,7 +12,7 @@
 
 #include "data/data_error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 int64_t modified_ns(const struct stat& status) {
@@ -70,4 +70,4 @@ void MappedFile::check_unchanged(int64_t offset) const {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -6,7 +6,7 @@
 
 #include "data/find_files.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// A regular file that is mapped into memory for reading.
 class MappedFile {
@@ -31,4 +31,4 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -7,7 +7,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 // Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number
@@ -89,4 +89,4 @@ int64_t SampleOrder::heldout_offset(int64_t index) const {
   return heldout_begin_ + index % num_heldout_samples_ * sequence_length_;
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Returns the image of `index` under a permutation of [0, size) that needs no
 /// memory: a Feistel network on the next power of four, with cycle walking.
@@ -55,4 +55,4 @@ class SampleOrder {
   int64_t num_heldout_samples_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 int open_unchanged(const DataFile& file, int64_t offset) {
@@ -168,11 +168,11 @@ void TextCorpus::read_file(
 }
 
 uint64_t TextCorpus::fingerprint() const {
-  return recipes::fingerprint(files_);
+  return data::fingerprint(files_);
 }
 
 std::string TextCorpus::fingerprint_text() const {
   return fmt::format("{:016x}", fingerprint());
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -9,7 +9,7 @@
 #include "data/data_error.h"
 #include "data/find_files.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Concatenated text files as one sequence of bytes, which are the tokens.
 /// Stores names and sizes only; a read opens the files that it needs and keeps
@@ -55,4 +55,4 @@ class TextCorpus {
   std::unique_ptr<OpenFiles> open_files_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -8,7 +8,7 @@
 
 #include "data/data_error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 TextDataset::TextDataset(std::unique_ptr<TokenSource> tokens, SampleOrder order)
     : tokens_(std::move(tokens)), order_(order) {}
@@ -78,4 +78,4 @@ Batch TextDataset::read(
   return batch;
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

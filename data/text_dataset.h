@@ -9,7 +9,7 @@
 #include "data/text_corpus.h"
 #include "data/token_source.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Windows of consecutive tokens, in the order of SampleOrder.
 class TextDataset : public Dataset {
@@ -36,4 +36,4 @@ class TextDataset : public Dataset {
   SampleOrder order_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -17,7 +17,7 @@
 #include "data/mapped_file.h"
 #include "data/token_layout.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 // Calls visit.operator()<T>() with the integer that `type` is.
@@ -253,4 +253,4 @@ void TokenFile::check_tokens_below(
           vocab_size));
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -8,7 +8,7 @@
 
 #include "data/find_files.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// The format of a token file: tokens only; llm.c's header of 1 KiB and tokens;
 /// Megatron's FILE.bin with its FILE.idx. kAuto selects Megatron if there is an
@@ -89,4 +89,4 @@ class TokenFile {
   std::shared_ptr<const Map> map_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

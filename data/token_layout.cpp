@@ -9,7 +9,7 @@
 #include "data/data_error.h"
 #include "data/mapped_file.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 using Bytes = std::span<const unsigned char>;
@@ -275,4 +275,4 @@ std::string origin_path(const std::string& path) {
   return path + ".json";
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -9,7 +9,7 @@
 #include "data/token_file.h"
 
 /// Definitions shared by readers and writers of token files.
-namespace weft::recipes {
+namespace weft::data {
 
 /// The header of llm.c: 256 int32; the first three are the magic
 /// number, the version and the number of tokens.
@@ -71,4 +71,4 @@ std::string index_path(const std::string& path);
 /// Returns "FILE.bin.json", the file with the origin of the tokens.
 std::string origin_path(const std::string& path);
 
-} // namespace weft::recipes
+} // namespace weft::data

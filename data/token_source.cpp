@@ -7,7 +7,7 @@
 
 #include "data/find_files.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 ByteTokens::ByteTokens(TextCorpus corpus) : corpus_(std::move(corpus)) {}
 
@@ -108,4 +108,4 @@ std::string FileTokens::describe() const {
       files_.size() == 1 ? "" : "s");
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -9,7 +9,7 @@
 #include "data/text_corpus.h"
 #include "data/token_file.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// A sequence of tokens from which samples are taken.
 class TokenSource {
@@ -76,4 +76,4 @@ class FileTokens : public TokenSource {
   std::vector<int64_t> ends_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::data

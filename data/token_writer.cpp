@@ -19,7 +19,7 @@
 #include "data/token_layout.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 template <class T>
@@ -288,4 +288,4 @@ void TokenWriter::finish(TokenOrigin origin) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

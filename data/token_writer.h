@@ -10,7 +10,7 @@
 
 #include "data/token_file.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Writes a token file under a temporary name and renames it when it is
 /// complete.
@@ -66,4 +66,4 @@ class TokenWriter {
 /// `format`. Empty if the format has none.
 std::optional<TokenType> type_for(TokenFormat format, int64_t vocab_size);
 
-} // namespace weft::recipes
+} // namespace weft::data

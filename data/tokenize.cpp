@@ -12,7 +12,7 @@
 #include "data/token_layout.h"
 #include "data/token_writer.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 [[noreturn]] void refuse_option(const std::string& message) {
@@ -20,7 +20,7 @@ namespace {
 }
 
 TokenType chosen_type(
-    const Tokenizer& tokenizer,
+    const tokenizers::Tokenizer& tokenizer,
     const TokenizeOptions& options) {
   const int64_t vocab_size = tokenizer.vocab_size();
   if (!options.type) {
@@ -49,7 +49,7 @@ std::optional<int64_t> wanted(
     bool is_wanted,
     const char* option,
     std::optional<int64_t> token,
-    const Tokenizer& tokenizer) {
+    const tokenizers::Tokenizer& tokenizer) {
   if (is_wanted && !token) {
     refuse_option(
         fmt::format("{}: {} has no such token", option, tokenizer.describe()));
@@ -60,7 +60,7 @@ std::optional<int64_t> wanted(
 // Reads files as documents and writes their tokens.
 class Job {
  public:
-  Job(const Tokenizer& tokenizer,
+  Job(const tokenizers::Tokenizer& tokenizer,
       const TokenizeOptions& options,
       const std::function<void(const TokenizeProgress&)>& show)
       : tokenizer_(tokenizer),
@@ -132,7 +132,7 @@ class Job {
                     file_begin_ + static_cast<int64_t>(end)));
             report();
           });
-    } catch (const InvalidText& error) {
+    } catch (const tokenizers::InvalidText& error) {
       refuse_data(
           file.path,
           static_cast<int64_t>(begin + error.offset()),
@@ -159,7 +159,7 @@ class Job {
     }
   }
 
-  const Tokenizer& tokenizer_;
+  const tokenizers::Tokenizer& tokenizer_;
   std::string separator_;
   const std::function<void(const TokenizeProgress&)>& show_;
   std::optional<int64_t> bos_;
@@ -173,7 +173,7 @@ class Job {
 } // namespace
 
 TokenizeProgress tokenize(
-    const Tokenizer& tokenizer,
+    const tokenizers::Tokenizer& tokenizer,
     const TokenizeOptions& options,
     const std::function<void(const TokenizeProgress&)>& show) {
   const std::vector<DataFile> files = find_files(options.inputs, "INPUT");
@@ -197,4 +197,4 @@ TokenizeProgress tokenize(
   return Job(tokenizer, options, show).run(files);
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -9,7 +9,7 @@
 #include "data/token_file.h"
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 struct TokenizeOptions {
   std::vector<std::string> inputs;
@@ -43,8 +43,8 @@ struct TokenizeProgress {
 /// Throws: mesh::UsageError; DataError with file and offset, for text that is
 /// not UTF-8.
 TokenizeProgress tokenize(
-    const Tokenizer& tokenizer,
+    const tokenizers::Tokenizer& tokenizer,
     const TokenizeOptions& options,
     const std::function<void(const TokenizeProgress&)>& show = {});
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::data {
 
 std::string tokenize_line(const TokenizeProgress& progress, double seconds) {
   const double done_mb = static_cast<double>(progress.bytes_done) * 1e-6;
@@ -59,4 +59,4 @@ void TokenizeBar::show(const TokenizeProgress& progress) {
   std::fflush(out_);
 }
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -7,7 +7,7 @@
 
 #include "data/tokenize.h"
 
-namespace weft::recipes {
+namespace weft::data {
 
 /// Shows the progress of tokenization: a bar that is redrawn in place on a
 /// terminal; otherwise a line every 10 %, at most one in 2 s.
@@ -36,4 +36,4 @@ class TokenizeBar {
 /// Returns "12.3/84.2 MB  3.1 M tokens  10.2 MB/s".
 std::string tokenize_line(const TokenizeProgress& progress, double seconds);
 
-} // namespace weft::recipes
+} // namespace weft::data

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Collects the tensors of a forward()'s output. It supports tensors, and
 /// pairs, tuples, vectors, maps, optionals, variants and pointers of them at
@@ -118,4 +118,4 @@ std::vector<at::Tensor> tensors_of(const T& output) {
   return tensors;
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -12,7 +12,7 @@
 
 #include "dtensor/scopes/module_call.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 // What wrappers of a module share that are called like it.
 
@@ -84,4 +84,4 @@ auto call_wrapped(
   }
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

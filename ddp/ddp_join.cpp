@@ -41,12 +41,13 @@ constexpr int64_t kBackward = 16;
 DdpJoin::DdpJoin(
     DistributedDataParallelBase& ddp,
     State& state,
-    Join& join,
-    const JoinKwargs& kwargs)
+    data_parallel::Join& join,
+    const data_parallel::JoinKwargs& kwargs)
     : ddp_(ddp), state_(state), join_(join), device_(state.device()) {
   const bool by_initial =
-      read_bool(kwargs, "divide_by_initial_world_size", true);
-  const bool by_samples = read_bool(kwargs, "weight_by_samples", false);
+      data_parallel::read_bool(kwargs, "divide_by_initial_world_size", true);
+  const bool by_samples =
+      data_parallel::read_bool(kwargs, "weight_by_samples", false);
   WEFT_CHECK(
       !by_samples || state.options.reduce_op == mesh::ReduceOp::kAvg,
       "join",
@@ -102,7 +103,7 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
       "argument is a tensor. Pass the inputs as tensors.");
   join_.check_model_parallel_mesh();
   if (!is_open_) {
-    Join::notify_join_context_async(ddp_);
+    data_parallel::Join::notify_join_context_async(ddp_);
     is_open_ = true;
     samples_ = 0;
   }
@@ -194,7 +195,7 @@ void DdpJoin::before_reachable() {
 void DdpJoin::begin() {
   if (!is_open_) {
     // Another backward through the same graph.
-    Join::notify_join_context_async(ddp_);
+    data_parallel::Join::notify_join_context_async(ddp_);
     is_open_ = true;
   }
   if (has_events()) {
@@ -339,10 +340,12 @@ void DdpJoin::post_hook(bool) {
   const bool sends_buffers = has_buffers_ || !channels_.empty();
   const auto by_group = values_by_group(
       selection,
-      sends_buffers ? selection.buffers : std::vector<NamedTensor>());
+      sends_buffers ? selection.buffers
+                    : std::vector<data_parallel::NamedTensor>());
   for (size_t i = 0; i < by_group.size(); ++i) {
     auto group = state_.groups[i].group;
-    broadcast_from(from[i], by_group[i], group, "join last values");
+    data_parallel::broadcast_from(
+        from[i], by_group[i], group, "join last values");
   }
 }
 
@@ -355,7 +358,7 @@ void DdpJoin::share_optimizer_state(torch::optim::Optimizer& optimizer) {
   const auto parameters = values_by_group(selection, {});
   const auto state = ddp_.optimizer_state_dict(optimizer);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    std::vector<NamedTensor> tensors;
+    std::vector<data_parallel::NamedTensor> tensors;
     for (const auto& [key, value] : state) {
       const bool is_of_group = std::any_of(
           parameters[i].begin(), parameters[i].end(), [&](const auto& item) {
@@ -367,7 +370,8 @@ void DdpJoin::share_optimizer_state(torch::optim::Optimizer& optimizer) {
       }
     }
     auto group = state_.groups[i].group;
-    broadcast_from(roots()[i], tensors, group, "join optimizer state");
+    data_parallel::broadcast_from(
+        roots()[i], tensors, group, "join optimizer state");
   }
   ddp_.load_optimizer_state_dict(optimizer, state);
 }

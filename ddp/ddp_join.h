@@ -21,7 +21,7 @@ namespace weft::ddp {
 /// The part of a DistributedDataParallel in one Join: what a rank with inputs
 /// announces in forward and backward, and what a rank without inputs does
 /// instead. See Note [Shadowing ranks].
-class DdpJoin : public JoinHook,
+class DdpJoin : public data_parallel::JoinHook,
                 public JoinReducerHook,
                 public std::enable_shared_from_this<DdpJoin> {
  public:
@@ -32,8 +32,8 @@ class DdpJoin : public JoinHook,
   DdpJoin(
       DistributedDataParallelBase& ddp,
       State& state,
-      Join& join,
-      const JoinKwargs& kwargs);
+      data_parallel::Join& join,
+      const data_parallel::JoinKwargs& kwargs);
   DdpJoin(const DdpJoin&) = delete;
   DdpJoin& operator=(const DdpJoin&) = delete;
   ~DdpJoin() override;
@@ -85,7 +85,7 @@ class DdpJoin : public JoinHook,
 
   DistributedDataParallelBase& ddp_;
   State& state_;
-  Join& join_;
+  data_parallel::Join& join_;
   c10::Device device_;
   Division division_ = Division::kInitial;
   bool has_buffers_ = false;

@@ -19,7 +19,7 @@ namespace {
 
 using Ids = std::unordered_set<const c10::TensorImpl*>;
 
-Ids ids_of(const std::vector<NamedTensor>& tensors) {
+Ids ids_of(const std::vector<data_parallel::NamedTensor>& tensors) {
   Ids ids;
   for (const auto& item : tensors) {
     ids.insert(item.tensor.unsafeGetTensorImpl());
@@ -29,10 +29,11 @@ Ids ids_of(const std::vector<NamedTensor>& tensors) {
 
 } // namespace
 
-std::vector<std::vector<NamedTensor>> values_by_group(
+std::vector<std::vector<data_parallel::NamedTensor>> values_by_group(
     const ParameterSelection& selection,
-    const std::vector<NamedTensor>& buffers) {
-  std::vector<std::vector<NamedTensor>> by_group(selection.groups.size());
+    const std::vector<data_parallel::NamedTensor>& buffers) {
+  std::vector<std::vector<data_parallel::NamedTensor>> by_group(
+      selection.groups.size());
   Ids in_other_group;
   for (const auto& item : selection.reduced) {
     if (item.group != 0) {
@@ -66,14 +67,14 @@ void DistributedDataParallelBase::State::sync_initial_values(
   // PyTorch's older option leaves buffers alone from the start.
   const bool has_buffers = options.forward_sync_buffers.has_value() ||
                            options.broadcast_buffers.value_or(true);
-  const auto buffers =
-      has_buffers ? selection.buffers : std::vector<NamedTensor>();
-  check_replicas_agree(
+  const auto buffers = has_buffers ? selection.buffers
+                                   : std::vector<data_parallel::NamedTensor>();
+  data_parallel::check_replicas_agree(
       selection.parameters, buffers, describe_options(options), dp);
   const auto by_group = values_by_group(selection, buffers);
   for (size_t i = 0; i < by_group.size(); ++i) {
     auto group = selection.groups[i].group;
-    broadcast_from(0, by_group[i], group, "ddp initial values");
+    data_parallel::broadcast_from(0, by_group[i], group, "ddp initial values");
   }
 }
 
@@ -89,7 +90,7 @@ void DistributedDataParallelBase::State::start(
   ReducerConfig config{
       .caps = caps, .options = options, .groups = groups, .cast = {}};
   if (options.mixed_precision && options.mixed_precision->param_dtype) {
-    config.cast = std::make_shared<ParameterCast>(
+    config.cast = std::make_shared<data_parallel::ParameterCast>(
         selection.cast, *options.mixed_precision->param_dtype);
   }
   logging = describe_construction(*module, reduced, dp, options);
@@ -103,7 +104,9 @@ void DistributedDataParallelBase::State::start(
 void DistributedDataParallelBase::State::check_no_hooks_registered() const {
   for (const auto& item : reduced) {
     WEFT_CHECK(
-        GradientHooks::owners_of(item.tensor, HookOwner::kReducer).empty(),
+        data_parallel::GradientHooks::owners_of(
+            item.tensor, data_parallel::HookOwner::kReducer)
+            .empty(),
         "ddp",
         where(),
         item.name,
@@ -161,7 +164,7 @@ void DistributedDataParallelBase::State::add_optimizers(
 void DistributedDataParallelBase::State::remember_known() {
   known = ids_of(reduced);
   const auto looked_after = ids_of(parameters);
-  for (const auto& item : parameters_of(*module)) {
+  for (const auto& item : data_parallel::parameters_of(*module)) {
     const auto* id = item.tensor.unsafeGetTensorImpl();
     if (!looked_after.contains(id)) {
       known.insert(id);
@@ -178,7 +181,7 @@ void DistributedDataParallelBase::State::check_known() const {
     const bool was_frozen =
         ids_of(parameters).contains(parameter.unsafeGetTensorImpl());
     std::string name;
-    for (const auto& item : parameters_of(*module)) {
+    for (const auto& item : data_parallel::parameters_of(*module)) {
       if (item.tensor.is_same(parameter)) {
         name = item.name;
       }
@@ -196,7 +199,9 @@ void DistributedDataParallelBase::State::check_known() const {
 }
 
 c10::Device DistributedDataParallelBase::State::device() const {
-  return local_part(parameters_of(*module).front().tensor).device();
+  return data_parallel::local_part(
+             data_parallel::parameters_of(*module).front().tensor)
+      .device();
 }
 
 bool DistributedDataParallelBase::State::is_training_forward() const {
@@ -231,7 +236,7 @@ void DistributedDataParallelBase::State::sync_buffers(int64_t root) const {
     buffer_hook(buffers);
   } else {
     auto group = dp.group(int64_t{0});
-    broadcast_from(root, buffers, group, "ddp buffers");
+    data_parallel::broadcast_from(root, buffers, group, "ddp buffers");
   }
 }
 
@@ -248,14 +253,14 @@ void DistributedDataParallelBase::State::cast_buffers() const {
   }
   for (auto& item : select_buffers(*module, options)) {
     if (at::isFloatingType(item.tensor.scalar_type())) {
-      item.tensor.set_data(
-          in_dtype(item.tensor, *options.mixed_precision->buffer_dtype));
+      item.tensor.set_data(data_parallel::in_dtype(
+          item.tensor, *options.mixed_precision->buffer_dtype));
     }
   }
 }
 
 void DistributedDataParallelBase::State::check_hook(
-    const CommHook& hook) const {
+    const data_parallel::CommHook& hook) const {
   WEFT_CHECK(
       reducer->comm_hook() == nullptr,
       "register_comm_hook",

@@ -18,9 +18,9 @@ class DdpJoin;
 
 /// Returns the parameters, and `buffers` with those of the replicas, by the
 /// group whose ranks have equal values.
-std::vector<std::vector<NamedTensor>> values_by_group(
+std::vector<std::vector<data_parallel::NamedTensor>> values_by_group(
     const ParameterSelection& selection,
-    const std::vector<NamedTensor>& buffers);
+    const std::vector<data_parallel::NamedTensor>& buffers);
 
 /// The state of a DistributedDataParallel.
 struct DistributedDataParallelBase::State {
@@ -32,9 +32,9 @@ struct DistributedDataParallelBase::State {
   BucketCaps caps;
   std::shared_ptr<std::atomic<int>> paused =
       std::make_shared<std::atomic<int>>(0);
-  std::vector<NamedTensor> parameters = {};
+  std::vector<data_parallel::NamedTensor> parameters = {};
   /// The trained parameters by reducer index.
-  std::vector<NamedTensor> reduced = {};
+  std::vector<data_parallel::NamedTensor> reduced = {};
   /// The tensors that may require a gradient: reduced or ignored.
   Ids known = {};
   std::vector<ReductionGroup> groups = {};
@@ -71,7 +71,7 @@ struct DistributedDataParallelBase::State {
   void cast_buffers() const;
   void check_known() const;
   void add_optimizers(std::shared_ptr<OptimizerInBackward> added);
-  void check_hook(const CommHook& hook) const;
+  void check_hook(const data_parallel::CommHook& hook) const;
   /// Makes the first backward use the buckets of a saved hook's state, as JSON.
   /// Throws: c10::ValueError if other buckets exist.
   void adopt_buckets(const std::string& names) const;

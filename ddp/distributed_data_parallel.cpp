@@ -32,7 +32,8 @@ mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
 }
 
 /// The first tensor that has no values yet, or null.
-const NamedTensor* find_deferred(const std::vector<NamedTensor>& tensors) {
+const data_parallel::NamedTensor* find_deferred(
+    const std::vector<data_parallel::NamedTensor>& tensors) {
   const auto found =
       std::find_if(tensors.begin(), tensors.end(), [](const auto& item) {
         return dtensor::is_deferred(item.tensor);
@@ -116,8 +117,9 @@ DistributedDataParallelBase::DistributedDataParallelBase(
       selection.parameters.size(),
       " parameters requires a gradient, so there is nothing to reduce. Wrap a "
       "model that trains, or call the module without DistributedDataParallel.");
-  const bool is_deferred = find_deferred(parameters_of(*module)) ||
-                           find_deferred(buffers_of(*module));
+  const bool is_deferred =
+      find_deferred(data_parallel::parameters_of(*module)) ||
+      find_deferred(data_parallel::buffers_of(*module));
   state_ = std::make_unique<State>(State{
       .module = std::move(module),
       .dp = dp_mesh,
@@ -130,8 +132,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(
 
 DistributedDataParallelBase::~DistributedDataParallelBase() = default;
 
-NoSyncGuard DistributedDataParallelBase::no_sync() {
-  return NoSyncGuard(state_->paused);
+data_parallel::NoSyncGuard DistributedDataParallelBase::no_sync() {
+  return data_parallel::NoSyncGuard(state_->paused);
 }
 
 const mesh::DeviceMesh& DistributedDataParallelBase::mesh() const {
@@ -143,8 +145,8 @@ void DistributedDataParallelBase::synchronize_parameters() {
   if (state.reducer) {
     return;
   }
-  auto all = parameters_of(*state.module);
-  const auto buffers = buffers_of(*state.module);
+  auto all = data_parallel::parameters_of(*state.module);
+  const auto buffers = data_parallel::buffers_of(*state.module);
   all.insert(all.end(), buffers.begin(), buffers.end());
   if (const auto* deferred = find_deferred(all)) {
     WEFT_CHECK(
@@ -205,7 +207,7 @@ void DistributedDataParallelBase::join(
     bool divide_by_initial_world_size,
     bool enable,
     bool throw_on_early_termination) {
-  Join(
+  data_parallel::Join(
       {this},
       {.enable = enable,
        .throw_on_early_termination = throw_on_early_termination},
@@ -213,8 +215,8 @@ void DistributedDataParallelBase::join(
       .run(body);
 }
 
-std::shared_ptr<JoinHook> DistributedDataParallelBase::join_hook(
-    const JoinKwargs& kwargs) {
+std::shared_ptr<data_parallel::JoinHook> DistributedDataParallelBase::join_hook(
+    const data_parallel::JoinKwargs& kwargs) {
   auto* join = running_join();
   WEFT_CHECK(
       join != nullptr,
@@ -263,7 +265,7 @@ mesh::Communicator DistributedDataParallelBase::join_process_group() const {
 }
 
 mesh::DeviceMesh DistributedDataParallelBase::join_model_parallel_mesh() const {
-  return mesh_of_other_dims(
+  return data_parallel::mesh_of_other_dims(
       dtensor::joint_mesh(*state_->module, state_->dp), state_->dp);
 }
 
@@ -301,7 +303,7 @@ void DistributedDataParallelBase::set_bucket_layout(
 }
 
 void DistributedDataParallelBase::register_comm_hook(
-    std::shared_ptr<CommHook> hook) {
+    std::shared_ptr<data_parallel::CommHook> hook) {
   auto& state = *state_;
   WEFT_CHECK(
       hook != nullptr,
@@ -312,15 +314,17 @@ void DistributedDataParallelBase::register_comm_hook(
   state.check_hook(*hook);
   if (hook->can_be_tried()) {
     const auto& first = state.reduced.front().tensor;
-    check_declaration(
-        *hook, state.groups.front().group, local_part(first).device());
+    data_parallel::check_declaration(
+        *hook,
+        state.groups.front().group,
+        data_parallel::local_part(first).device());
   }
   state.reducer->set_comm_hook(std::move(hook));
 }
 
 dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   const auto hook = comm_hook();
-  auto own = hook ? hook->state_dict() : CommHook::State();
+  auto own = hook ? hook->state_dict() : data_parallel::CommHook::State();
   if (own.empty()) {
     return {};
   }
@@ -329,12 +333,15 @@ dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   if (state_->reducer->has_buckets()) {
     own.emplace(
         kBucketNames,
-        pack_text(base::strict_json_text(nlohmann::json(bucket_names()))));
+        data_parallel::pack_text(
+            base::strict_json_text(nlohmann::json(bucket_names()))));
   }
-  return to_rows(own, dtensor::joint_mesh(*state_->module, state_->dp));
+  return data_parallel::to_rows(
+      own, dtensor::joint_mesh(*state_->module, state_->dp));
 }
 
-std::shared_ptr<CommHook> DistributedDataParallelBase::comm_hook() const {
+std::shared_ptr<data_parallel::CommHook>
+DistributedDataParallelBase::comm_hook() const {
   return state_->reducer ? state_->reducer->comm_hook() : nullptr;
 }
 
@@ -347,13 +354,13 @@ void DistributedDataParallelBase::load_comm_hook_state_dict(
       "load_comm_hook_state_dict",
       where(state_->dp),
       "no hook is registered. Register the one that the state was saved with.");
-  auto loaded = from_rows(
+  auto loaded = data_parallel::from_rows(
       rows,
       dtensor::joint_mesh(*state_->module, state_->dp),
       /*not_elsewhere=*/{kBucketNames});
   const auto names = loaded.extract(kBucketNames);
   if (names) {
-    state_->adopt_buckets(unpack_text(names.mapped()));
+    state_->adopt_buckets(data_parallel::unpack_text(names.mapped()));
   }
   hook->load_state_dict(loaded);
   if (!names && state_->reducer->has_buckets()) {
@@ -504,7 +511,7 @@ void DistributedDataParallelBase::update_process_group(
 }
 
 void DistributedDataParallelBase::check_replicas() const {
-  check_replicas_equal(
+  data_parallel::check_replicas_equal(
       *state_->module,
       state_->dp,
       state_->options.params_and_buffers_to_ignore);

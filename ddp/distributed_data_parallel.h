@@ -33,11 +33,12 @@ enum class BufferCommHookLocation { PRE_FORWARD, POST_FORWARD };
 
 /// Makes the buffers of all replicas equal, in place.
 /// Collective: all replicas.
-using BufferCommHook = std::function<void(const std::vector<NamedTensor>&)>;
+using BufferCommHook =
+    std::function<void(const std::vector<data_parallel::NamedTensor>&)>;
 
 /// The part of DistributedDataParallel that does not depend on the module's
 /// type.
-class DistributedDataParallelBase : public Joinable {
+class DistributedDataParallelBase : public data_parallel::Joinable {
  public:
   struct State;
 
@@ -46,7 +47,7 @@ class DistributedDataParallelBase : public Joinable {
       delete;
 
   /// Accumulates gradients without communication during the guard's lifetime.
-  NoSyncGuard no_sync();
+  data_parallel::NoSyncGuard no_sync();
 
   /// Runs `body`, this rank's loop over its inputs, if replicas may have
   /// different numbers of inputs: a Join of only this object. Gradients are
@@ -58,7 +59,8 @@ class DistributedDataParallelBase : public Joinable {
       bool divide_by_initial_world_size = true,
       bool enable = true,
       bool throw_on_early_termination = false);
-  std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;
@@ -99,7 +101,7 @@ class DistributedDataParallelBase : public Joinable {
   /// if reduce_op is kSum or a group has its own divisor, for a hook whose
   /// result does not match its declaration, and for options that it does not
   /// support.
-  void register_comm_hook(std::shared_ptr<CommHook> hook);
+  void register_comm_hook(std::shared_ptr<data_parallel::CommHook> hook);
   /// Returns the state that the hook needs for identical results after a
   /// restart, and its buckets, as a part of a checkpoint. The sizes of its
   /// tensors change between steps, so load it with checkpoint::load_part().
@@ -107,7 +109,7 @@ class DistributedDataParallelBase : public Joinable {
   /// Collective: all ranks of the model's mesh; blocks.
   dtensor::StateDict comm_hook_state_dict() const;
   /// Returns the hook, or null.
-  std::shared_ptr<CommHook> comm_hook() const;
+  std::shared_ptr<data_parallel::CommHook> comm_hook() const;
   /// Loads the state of the registered hook and the buckets of the first
   /// backward. On a mesh of another shape this requires equal state on all
   /// ranks, as that of post_localSGD_hook().
@@ -283,9 +285,11 @@ class DistributedDataParallel : public DistributedDataParallelBase {
   auto forward(Args&&... args) {
     return mesh().world().run_and_report_errors("the forward pass", [&] {
       before_forward(samples_of(args...));
-      auto output = call_wrapped(
-          module_, cast_argument(std::forward<Args>(args), input_dtype())...);
-      after_forward(tensors_of(output));
+      auto output = data_parallel::call_wrapped(
+          module_,
+          data_parallel::cast_argument(
+              std::forward<Args>(args), input_dtype())...);
+      after_forward(data_parallel::tensors_of(output));
       return output;
     });
   }

@@ -6,7 +6,7 @@
 namespace weft::ddp {
 namespace {
 
-class SharedState : public JoinHook {
+class SharedState : public data_parallel::JoinHook {
  public:
   SharedState(
       torch::optim::Optimizer& optimizer,
@@ -34,7 +34,8 @@ JoinableOptimizer::JoinableOptimizer(
       "sharded. Pass it to the Join directly.");
 }
 
-std::shared_ptr<JoinHook> JoinableOptimizer::join_hook(const JoinKwargs&) {
+std::shared_ptr<data_parallel::JoinHook> JoinableOptimizer::join_hook(
+    const data_parallel::JoinKwargs&) {
   WEFT_CHECK(
       ddp_.join_config().enable && !join_config().is_first_joinable,
       "join",

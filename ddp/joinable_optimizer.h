@@ -14,7 +14,7 @@ namespace weft::ddp {
 /// (momentum, step counts, learning rates) of a rank that missed none. Without
 /// it replicas would diverge in the next epoch. Optimizers in backward do not
 /// need it.
-class JoinableOptimizer : public Joinable {
+class JoinableOptimizer : public data_parallel::Joinable {
  public:
   /// Supports the optimizers that optimizer_state_dict() supports.
   /// Lifetime: both arguments must outlive this object.
@@ -24,7 +24,8 @@ class JoinableOptimizer : public Joinable {
       DistributedDataParallelBase& ddp);
 
   /// Throws: c10::ValueError unless `ddp` is in the Join, before this object.
-  std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;

@@ -37,8 +37,8 @@ bool is_ignored(
   });
 }
 
-std::vector<NamedTensor> without_ignored(
-    std::vector<NamedTensor> all,
+std::vector<data_parallel::NamedTensor> without_ignored(
+    std::vector<data_parallel::NamedTensor> all,
     const DistributedDataParallelOptions& options) {
   std::erase_if(
       all, [&](const auto& item) { return is_ignored(options, item.name); });
@@ -49,8 +49,8 @@ void check_ignored_exist(
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options) {
-  auto all = parameters_of(module);
-  const auto buffers = buffers_of(module);
+  auto all = data_parallel::parameters_of(module);
+  const auto buffers = data_parallel::buffers_of(module);
   all.insert(all.end(), buffers.begin(), buffers.end());
   for (const auto& pattern : options.params_and_buffers_to_ignore) {
     WEFT_CHECK(
@@ -71,7 +71,7 @@ void check_ignored_exist(
 
 /// A parameter may not lie on the mesh over which it is replicated.
 void check_mesh(
-    const NamedTensor& item,
+    const data_parallel::NamedTensor& item,
     const mesh::DeviceMesh& dp,
     const mesh::Communicator& group) {
   const auto* impl = dtensor::dtensor_impl(item.tensor);
@@ -262,7 +262,7 @@ void select_precision(
   const auto norms = precision.norms_in_full_precision
                          ? names_in_norms(module)
                          : std::set<std::string>();
-  const auto is_full = [&](const NamedTensor& item) {
+  const auto is_full = [&](const data_parallel::NamedTensor& item) {
     return !at::isFloatingType(item.tensor.scalar_type()) ||
            norms.contains(item.name) ||
            matches_any(precision.full_precision, item.name);
@@ -309,10 +309,10 @@ bool matches_name(const std::string& pattern, const std::string& name) {
          fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
-std::vector<NamedTensor> select_buffers(
+std::vector<data_parallel::NamedTensor> select_buffers(
     const torch::nn::Module& module,
     const DistributedDataParallelOptions& options) {
-  return without_ignored(buffers_of(module), options);
+  return without_ignored(data_parallel::buffers_of(module), options);
 }
 
 ParameterSelection select_parameters(
@@ -321,13 +321,14 @@ ParameterSelection select_parameters(
     const DistributedDataParallelOptions& options) {
   check_ignored_exist(module, dp, options);
   ParameterSelection selection{
-      .parameters = without_ignored(parameters_of(module), options),
+      .parameters =
+          without_ignored(data_parallel::parameters_of(module), options),
       .buffers = select_buffers(module, options),
       .reduced = {},
       .groups = groups_of(dp, options),
       .cast = {}};
   const auto& delayed = options.delay_all_reduce_named_params;
-  const ParameterOwners owners(module);
+  const data_parallel::ParameterOwners owners(module);
   for (const auto& item : selection.parameters) {
     const auto group = group_of(options, item.name);
     check_mesh(item, dp, selection.groups[group].group);

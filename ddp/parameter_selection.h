@@ -21,9 +21,9 @@ bool matches_name(const std::string& pattern, const std::string& name);
 /// The handling of each tensor of a module by DistributedDataParallel.
 struct ParameterSelection {
   /// All parameters that are not ignored, including frozen ones.
-  std::vector<NamedTensor> parameters;
+  std::vector<data_parallel::NamedTensor> parameters;
   /// All buffers that are not ignored.
-  std::vector<NamedTensor> buffers;
+  std::vector<data_parallel::NamedTensor> buffers;
   /// The trained ones among `parameters`.
   std::vector<ReducedParameter> reduced;
   /// The groups of `reduced`. The first one is the replicas.
@@ -42,7 +42,7 @@ ParameterSelection select_parameters(
     const DistributedDataParallelOptions& options);
 
 /// Returns the current buffers of `module` that are not ignored.
-std::vector<NamedTensor> select_buffers(
+std::vector<data_parallel::NamedTensor> select_buffers(
     const torch::nn::Module& module,
     const DistributedDataParallelOptions& options);
 

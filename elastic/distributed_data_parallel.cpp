@@ -10,7 +10,7 @@
 namespace weft::elastic::detail {
 namespace {
 
-class ManagerHook final : public ddp::CommHook {
+class ManagerHook final : public data_parallel::CommHook {
  public:
   explicit ManagerHook(Manager& manager) : manager_(manager) {}
 
@@ -18,10 +18,11 @@ class ManagerHook final : public ddp::CommHook {
   bool divides() const override { return false; }
   /// There is no step yet.
   bool can_be_tried() const override { return false; }
-  ddp::BucketFuture run(const ddp::GradBucket& bucket) override {
+  data_parallel::BucketFuture run(
+      const data_parallel::GradBucket& bucket) override {
     auto wait = manager_.start_all_reduce(
         bucket.buffer, "bucket " + std::to_string(bucket.index));
-    return ddp::BucketFuture(
+    return data_parallel::BucketFuture(
         [wait = std::move(wait), sum = bucket.buffer]() mutable {
           wait();
           return sum;
@@ -86,7 +87,7 @@ void check_gradients(const torch::nn::Module& module) {
   }
 }
 
-std::shared_ptr<ddp::CommHook> make_comm_hook(Manager& manager) {
+std::shared_ptr<data_parallel::CommHook> make_comm_hook(Manager& manager) {
   return std::make_shared<ManagerHook>(manager);
 }
 

@@ -16,7 +16,7 @@ ddp::DistributedDataParallelOptions checked_options(
 /// Throws: c10::ValueError naming a module whose gradients are sparse.
 void check_gradients(const torch::nn::Module& module);
 /// Adds buckets over the groups of the manager's step.
-std::shared_ptr<ddp::CommHook> make_comm_hook(Manager& manager);
+std::shared_ptr<data_parallel::CommHook> make_comm_hook(Manager& manager);
 
 } // namespace detail
 

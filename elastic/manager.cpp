@@ -42,10 +42,11 @@ namespace {
 
 using mesh::CommError;
 using mesh::throw_error;
-using Phase = Member::Phase;
+using Phase = lighthouse::Member::Phase;
 
 /// A quarter of the time after which a group without a report is suspected.
-constexpr Time kHeartbeat = LighthouseOptions().suspect / 4;
+constexpr lighthouse::Time kHeartbeat =
+    lighthouse::LighthouseOptions().suspect / 4;
 
 mesh::World checked(mesh::World world) {
   if (world.device().is_cuda()) {
@@ -100,13 +101,16 @@ Manager::Manager(
     : world_(checked(std::move(world))),
       link_(std::move(link)),
       options_(std::move(options)),
-      member_(link_->group().id, LighthouseOptions().lease, now()),
+      member_(
+          link_->group().id,
+          lighthouse::LighthouseOptions().lease,
+          lighthouse::now()),
       step_(options_.step),
       lanes_(options_.lanes),
       quorum_(link_) {
   lanes_.check_enough_for(link_->group().groups);
   state_.set_text("lanes", std::to_string(options_.lanes));
-  link_->listen([this](const Reply& reply) { follow(reply); });
+  link_->listen([this](const lighthouse::Reply& reply) { follow(reply); });
 }
 
 Manager::~Manager() {
@@ -172,7 +176,7 @@ int64_t Manager::step() const {
 }
 
 bool Manager::is_run_ending() const {
-  return link_->store()->check({kRunEndsKey});
+  return link_->store()->check({lighthouse::kRunEndsKey});
 }
 
 int64_t Manager::epochs() const {
@@ -182,20 +186,20 @@ int64_t Manager::epochs() const {
 
 // The other threads: what the lighthouse says, and the heartbeat.
 
-void Manager::follow(const Reply& reply) {
+void Manager::follow(const lighthouse::Reply& reply) {
   const Lock lock(mutex_);
   if (leads()) {
     const auto epoch = member_.epoch().number;
     const auto phase = member_.phase();
     const auto ballot = member_.ballot();
-    member_.receive(reply, now());
+    member_.receive(reply, lighthouse::now());
     if (member_.phase() != phase || member_.epoch().number != epoch ||
         member_.ballot() != ballot) {
       report(lock);
     }
-  } else if (reply.directive == Directive::kEnter) {
+  } else if (reply.directive == lighthouse::Directive::kEnter) {
     announced_ = std::max(announced_, reply.epoch.number);
-  } else if (reply.directive == Directive::kLeave) {
+  } else if (reply.directive == lighthouse::Directive::kLeave) {
     ended_ = std::max(ended_, reply.epoch.number);
   }
   if (epoch_world_ && has_ended(met_)) {
@@ -206,7 +210,7 @@ void Manager::follow(const Reply& reply) {
 }
 
 /// Whether this group is to leave an epoch, or has left it.
-bool Manager::has_ended(const EpochNumber& epoch) const {
+bool Manager::has_ended(const lighthouse::EpochNumber& epoch) const {
   return leads() ? member_.phase() == Phase::kOutside ||
                        member_.epoch().number != epoch
                  : announced_ > epoch || ended_ >= epoch;
@@ -223,7 +227,7 @@ void Manager::beat() {
 
 void Manager::report(const Lock& /*lock*/) {
   try {
-    auto report = member_.report(now());
+    auto report = member_.report(lighthouse::now());
     report.has_left_for_good = has_left_for_good_;
     report.min_groups = options_.min_groups;
     report.join_timeout = options_.join_timeout;
@@ -237,7 +241,7 @@ void Manager::report(const Lock& /*lock*/) {
 }
 
 void Manager::note_end(const Lock& /*lock*/) {
-  left_ = left_ == Time{0} ? elastic::now() : left_;
+  left_ = left_ == lighthouse::Time{0} ? lighthouse::now() : left_;
 }
 
 void Manager::leave(Lock& lock) {

@@ -277,7 +277,7 @@ class Manager {
   using Lock = std::unique_lock<std::mutex>;
   /// The place of this group in an epoch.
   struct Place {
-    EpochNumber number;
+    lighthouse::EpochNumber number;
     int64_t rank = 0;
     int64_t groups = 0;
   };
@@ -290,12 +290,12 @@ class Manager {
   };
 
   void begin();
-  void follow(const Reply& reply);
+  void follow(const lighthouse::Reply& reply);
   void beat();
   void report(const Lock& lock);
   void note_end(const Lock& lock);
   void leave(Lock& lock);
-  bool has_ended(const EpochNumber& epoch) const;
+  bool has_ended(const lighthouse::EpochNumber& epoch) const;
 
   bool leads() const { return world_.rank() == 0; }
   bool is_on_all_ranks(bool holds);
@@ -347,11 +347,11 @@ class Manager {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   /// Used by the leader only.
-  Member member_;
+  lighthouse::Member member_;
   /// Used by the other ranks only: the newest epoch that the lighthouse has
   /// announced, and the newest one that it has ended.
-  EpochNumber announced_;
-  EpochNumber ended_;
+  lighthouse::EpochNumber announced_;
+  lighthouse::EpochNumber ended_;
   bool is_over_ = false;
   bool has_left_for_good_ = false;
   /// Set when weftrun has gone.
@@ -360,16 +360,16 @@ class Manager {
   int64_t step_ = 0;
   /// The world of an epoch, which a reply aborts, and its number.
   std::optional<mesh::World> epoch_world_;
-  EpochNumber met_;
+  lighthouse::EpochNumber met_;
   /// The time at which the epoch ended for this group, or 0 before that.
-  Time left_{0};
+  lighthouse::Time left_{0};
 
   // Of the calling thread.
   bool is_begun_ = false;
   std::optional<mesh::Communicator> group_;
   /// The epoch that was entered last. Only the leader knows more than its
   /// number.
-  Epoch entered_;
+  lighthouse::Epoch entered_;
   bool has_state_ = false;
   /// Whether compare_states() is done in the epoch.
   bool is_ready_ = false;
@@ -390,7 +390,7 @@ class Manager {
   bool leaves_after_step_ = false;
   /// How often the same groups have failed, and which.
   int64_t failures_ = 0;
-  std::vector<GroupId> failed_groups_;
+  std::vector<lighthouse::GroupId> failed_groups_;
 
   std::thread heart_;
 };

@@ -21,7 +21,7 @@ namespace {
 
 using mesh::CommError;
 using mesh::throw_error;
-using Phase = Member::Phase;
+using Phase = lighthouse::Member::Phase;
 
 } // namespace
 
@@ -110,7 +110,7 @@ Manager::Entry Manager::try_to_enter(const Place& place) {
     const std::lock_guard lock(mutex_);
     entry.is_entered = member_.epoch().number == place.number &&
                        member_.phase() == Phase::kMeeting &&
-                       member_.enter(now(), entry.applies);
+                       member_.enter(lighthouse::now(), entry.applies);
     entry.has_state = member_.phase() == Phase::kTraining;
     entry.step = member_.applied().step;
   }
@@ -140,7 +140,7 @@ Manager::Entry Manager::try_to_enter(const Place& place) {
 void Manager::meet(const Place& place) {
   const auto world = world_.scoped(
       c10::make_intrusive<c10d::PrefixStore>(
-          key_prefix(place.number) + std::to_string(world_.rank()),
+          lighthouse::key_prefix(place.number) + std::to_string(world_.rank()),
           link_->store()),
       place.rank,
       place.groups,
@@ -260,15 +260,15 @@ void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
 
 /// `numbers` are those of the replica groups, in the order of ranks.
 void Manager::record_quorum(const at::Tensor& numbers) {
-  Time left;
+  lighthouse::Time left;
   {
     const std::lock_guard lock(mutex_);
-    left = std::exchange(left_, Time{0});
+    left = std::exchange(left_, lighthouse::Time{0});
   }
   if (leads()) {
     const auto* data = numbers.const_data_ptr<int64_t>();
     quorum_.enter(
-        entered_, {data, data + numbers.numel()}, left, elastic::now());
+        entered_, {data, data + numbers.numel()}, left, lighthouse::now());
   }
 }
 

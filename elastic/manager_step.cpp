@@ -16,7 +16,7 @@ namespace weft::elastic {
 namespace {
 
 using mesh::CommError;
-using Phase = Member::Phase;
+using Phase = lighthouse::Member::Phase;
 
 /// What the groups tell each other when all are prepared for a step: whether
 /// one leaves, and a hash that those with the state must have alike. Sums are
@@ -290,7 +290,7 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
       });
       differs = !step_error_ && !ready.are_alike();
       lock.lock();
-      commits = !step_error_ && !differs && member_.commit(now());
+      commits = !step_error_ && !differs && member_.commit(lighthouse::now());
       leaves = commits && ready.any_leaves();
     }
   }

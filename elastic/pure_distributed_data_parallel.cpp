@@ -21,7 +21,7 @@ PureDistributedDataParallel::PureDistributedDataParallel(
               // Autograd may use its own for other tensors, too.
               auto sum = gradient.clone();
               // The sum of Partial gradients is Partial.
-              manager.all_reduce(ddp::local_part(sum), name);
+              manager.all_reduce(data_parallel::local_part(sum), name);
               return sum;
             }));
   }

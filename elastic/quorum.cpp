@@ -9,7 +9,7 @@
 namespace weft::elastic {
 namespace {
 
-double to_ms(Time time) {
+double to_ms(lighthouse::Time time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
@@ -17,7 +17,8 @@ double to_ms(Time time) {
 
 void set_changes(
     const Quorum& before,
-    const std::function<std::string(GroupId life, int64_t group)>& why,
+    const std::function<std::string(lighthouse::GroupId life, int64_t group)>&
+        why,
     Quorum& quorum) {
   quorum.joined.clear();
   quorum.lost.clear();
@@ -39,10 +40,10 @@ QuorumRecorder::QuorumRecorder(std::shared_ptr<LighthouseLink> link)
     : link_(std::move(link)) {}
 
 void QuorumRecorder::enter(
-    const Epoch& epoch,
+    const lighthouse::Epoch& epoch,
     const std::vector<int64_t>& numbers,
-    Time left,
-    Time now) {
+    lighthouse::Time left,
+    lighthouse::Time now) {
   Quorum quorum;
   quorum.lighthouse = epoch.number.ballot;
   quorum.epoch = static_cast<int64_t>(epoch.number.count);
@@ -52,13 +53,13 @@ void QuorumRecorder::enter(
   auto since = left;
   set_changes(
       last_,
-      [&](GroupId life, int64_t /*group*/) {
+      [&](lighthouse::GroupId life, int64_t /*group*/) {
         const auto end = ended(life);
         since = end && end->when < since ? end->when : since;
         return end ? end->why : "";
       },
       quorum);
-  quorum.reconfigure_ms = since > Time{0} ? to_ms(now - since) : 0;
+  quorum.reconfigure_ms = since > lighthouse::Time{0} ? to_ms(now - since) : 0;
   next_ = std::move(quorum);
 }
 
@@ -90,9 +91,9 @@ std::optional<Quorum> QuorumRecorder::take() {
 
 // "TIME WHY", by the clock that all processes of the host have.
 std::optional<QuorumRecorder::Ended> QuorumRecorder::ended(
-    GroupId group) const {
+    lighthouse::GroupId group) const {
   const auto store = link_->store();
-  const auto key = ended_key(group);
+  const auto key = lighthouse::ended_key(group);
   if (!store->check({key})) {
     return std::nullopt;
   }
@@ -102,7 +103,8 @@ std::optional<QuorumRecorder::Ended> QuorumRecorder::ended(
   int64_t when = 0;
   std::from_chars(text.data(), text.data() + space, when);
   return Ended{
-      .when = Time(when), .why = text.substr(std::min(space + 1, text.size()))};
+      .when = lighthouse::Time(when),
+      .why = text.substr(std::min(space + 1, text.size()))};
 }
 
 } // namespace weft::elastic

@@ -31,7 +31,7 @@ struct Quorum {
   /// Numbers of replica groups, in the order of their ranks.
   std::vector<int64_t> groups;
   /// The life of each: a group that is started again has another one.
-  std::vector<GroupId> lives;
+  std::vector<lighthouse::GroupId> lives;
   std::vector<int64_t> joined;
   std::vector<Lost> lost;
   /// The time from the end of the epoch before, or from the end of the process
@@ -49,7 +49,8 @@ struct Quorum {
 /// reason of each loss, with the life and the number of the group.
 void set_changes(
     const Quorum& before,
-    const std::function<std::string(GroupId life, int64_t group)>& why,
+    const std::function<std::string(lighthouse::GroupId life, int64_t group)>&
+        why,
     Quorum& quorum);
 
 /// Puts the quorums of a group together.
@@ -62,10 +63,10 @@ class QuorumRecorder {
   /// replica groups, in the order of `epoch.members`. `left` is the time at
   /// which this group left the epoch before, or 0.
   void enter(
-      const Epoch& epoch,
+      const lighthouse::Epoch& epoch,
       const std::vector<int64_t>& numbers,
-      Time left,
-      Time now);
+      lighthouse::Time left,
+      lighthouse::Time now);
   void begin_step(int64_t step);
   void note_transfer(int64_t bytes, double ms);
   /// Says that a step is committed.
@@ -75,10 +76,10 @@ class QuorumRecorder {
 
  private:
   struct Ended {
-    Time when{0};
+    lighthouse::Time when{0};
     std::string why;
   };
-  std::optional<Ended> ended(GroupId group) const;
+  std::optional<Ended> ended(lighthouse::GroupId group) const;
 
   const std::shared_ptr<LighthouseLink> link_;
   int64_t begun_step_ = -1;

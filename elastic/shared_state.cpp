@@ -105,7 +105,7 @@ std::string SharedState::describe() const {
   }
   for (const auto& part : parts_) {
     for (const auto& [name, tensor] : part.get()) {
-      const auto local = ddp::local_part(tensor);
+      const auto local = data_parallel::local_part(tensor);
       out << part.name << '.' << name << ' ' << local.sizes() << ' '
           << local.scalar_type() << '\n';
     }

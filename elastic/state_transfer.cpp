@@ -44,8 +44,8 @@ std::vector<at::Tensor> slices_of(const at::Tensor& message) {
 }
 
 uint64_t with_slice(uint64_t sum, const at::Tensor& slice) {
-  return sum * 31 + static_cast<uint64_t>(
-                        ddp::hash_of(slice.const_data_ptr(), slice.nbytes()));
+  return sum * 31 + static_cast<uint64_t>(data_parallel::hash_of(
+                        slice.const_data_ptr(), slice.nbytes()));
 }
 
 uint64_t hash_of_bits(const at::Tensor& message) {
@@ -76,7 +76,7 @@ StateTransfer::Buffers StateTransfer::make_buffers(const SharedState& state) {
   Buffers result;
   for (const auto& part : state.tensors()) {
     for (const auto& [name, tensor] : part) {
-      const auto local = ddp::local_part(tensor);
+      const auto local = data_parallel::local_part(tensor);
       result.push_back(
           at::zeros(local.sizes(), local.options().device(at::kCPU)));
     }
@@ -141,7 +141,7 @@ void StateTransfer::send_changes() {
     int64_t i = 0;
     for (const auto& part : state_.tensors()) {
       for (const auto& [name, tensor] : part) {
-        const auto local = ddp::local_part(tensor).cpu().contiguous();
+        const auto local = data_parallel::local_part(tensor).cpu().contiguous();
         const bool is_same =
             i < count && hash_of_bits(local) == hashes_[static_cast<size_t>(i)];
         if (!is_same) {
@@ -249,7 +249,7 @@ void StateTransfer::transfer_state() {
   uint64_t sum = 0;
   for (const auto& part : tensors_) {
     for (const auto& [name, tensor] : part) {
-      const auto local = ddp::local_part(tensor);
+      const auto local = data_parallel::local_part(tensor);
       const auto message = message_for(local);
       hashes_.push_back(transfer(message, name));
       sum = sum * 31 + hashes_.back();

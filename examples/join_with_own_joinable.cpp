@@ -17,22 +17,23 @@
 
 namespace {
 
+namespace data_parallel = weft::data_parallel;
 namespace ddp = weft::ddp;
 namespace mesh = weft::mesh;
 
-class SampleCounter : public ddp::Joinable {
+class SampleCounter : public data_parallel::Joinable {
  public:
   explicit SampleCounter(mesh::DeviceMesh dp) : dp_(std::move(dp)) {}
 
   /// Once an iteration. Collective: all replicas.
   void count(int64_t samples) {
-    ddp::Join::notify_join_context(*this);
+    data_parallel::Join::notify_join_context(*this);
     add(samples);
   }
   int64_t total() const { return total_; }
 
-  std::shared_ptr<ddp::JoinHook> join_hook(const ddp::JoinKwargs&) override {
-    class Hook : public ddp::JoinHook {
+  std::shared_ptr<data_parallel::JoinHook> join_hook(const data_parallel::JoinKwargs&) override {
+    class Hook : public data_parallel::JoinHook {
      public:
       explicit Hook(SampleCounter& counter) : counter_(counter) {}
       void main_hook() override { counter_.add(0); }
@@ -72,7 +73,7 @@ int main() {
   SampleCounter counter(dp);
 
   int64_t own = 0;
-  ddp::Join join({&model, &joined_optimizer, &counter});
+  data_parallel::Join join({&model, &joined_optimizer, &counter});
   join.run([&] {
     for (int64_t i = 0; i < 4 + 2 * world.rank(); ++i) {
       const auto inputs = at::randn({16, 8});

@@ -24,19 +24,21 @@ constexpr int64_t kKinds = 8;
 } // namespace
 
 FsdpJoin::FsdpJoin(
-    ddp::Joinable& model,
-    ddp::Join& join,
+    data_parallel::Joinable& model,
+    data_parallel::Join& join,
     Schedule& schedule,
     mesh::Communicator ranks,
-    const ddp::JoinKwargs& kwargs)
+    const data_parallel::JoinKwargs& kwargs)
     : model_(model),
       join_(join),
       schedule_(schedule),
       ranks_(std::move(ranks)),
-      divides_by_initial_(
-          ddp::read_bool(kwargs, "divide_by_initial_world_size", true)) {
+      divides_by_initial_(data_parallel::read_bool(
+          kwargs,
+          "divide_by_initial_world_size",
+          true)) {
   WEFT_CHECK(
-      !ddp::read_bool(kwargs, "weight_by_samples", false),
+      !data_parallel::read_bool(kwargs, "weight_by_samples", false),
       kJoin,
       mesh::ErrorContext{ranks_.name()},
       "weight_by_samples is not supported by FullyShardedDataParallel. Leave "
@@ -72,7 +74,7 @@ void FsdpJoin::begin_forward() {
   }
   join_.check_model_parallel_mesh();
   if (!is_open_) {
-    ddp::Join::notify_join_context_async(model_);
+    data_parallel::Join::notify_join_context_async(model_);
     is_open_ = true;
     is_inference_ = !is_trained;
     set_divisor();

@@ -30,15 +30,15 @@ namespace weft::fsdp {
 /// The part of a FullyShardedDataParallel in one Join.
 /// Source: torch/distributed/algorithms/join.py, for the interface. PyTorch's
 /// FSDP has no Join.
-class FsdpJoin : public ddp::JoinHook, public Schedule::Observer {
+class FsdpJoin : public data_parallel::JoinHook, public Schedule::Observer {
  public:
   /// Throws: c10::ValueError for an argument that is not supported.
   FsdpJoin(
-      ddp::Joinable& model,
-      ddp::Join& join,
+      data_parallel::Joinable& model,
+      data_parallel::Join& join,
       Schedule& schedule,
       mesh::Communicator ranks,
-      const ddp::JoinKwargs& kwargs);
+      const data_parallel::JoinKwargs& kwargs);
   ~FsdpJoin() override;
   FsdpJoin(const FsdpJoin&) = delete;
   FsdpJoin& operator=(const FsdpJoin&) = delete;
@@ -64,8 +64,8 @@ class FsdpJoin : public ddp::JoinHook, public Schedule::Observer {
   void send(int64_t event);
   int64_t receive();
 
-  ddp::Joinable& model_;
-  ddp::Join& join_;
+  data_parallel::Joinable& model_;
+  data_parallel::Join& join_;
   Schedule& schedule_;
   mesh::Communicator ranks_;
   bool divides_by_initial_ = true;

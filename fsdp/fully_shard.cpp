@@ -36,7 +36,7 @@ std::string name_in_unit(
 /// Throws unless `parameter` of `module` can be sharded over the mesh dim `dim`
 /// too: another unit or parallelize_module() may use it already.
 void check_mesh_dim_is_free(
-    const ddp::NamedTensor& parameter,
+    const data_parallel::NamedTensor& parameter,
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp,
     const std::string& dim) {
@@ -70,7 +70,7 @@ void check_mesh_dim_is_free(
 
 /// Returns where a parameter of `module` lies in both forms.
 ShardedPlacement placement_of(
-    const ddp::NamedTensor& parameter,
+    const data_parallel::NamedTensor& parameter,
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp) {
   const auto& [name, tensor] = parameter;
@@ -114,7 +114,7 @@ ShardedPlacement placement_of(
     names.insert(
         own.mesh().mesh_dim_names().begin(), own.mesh().mesh_dim_names().end());
   }
-  const auto rows = ddp::row_placement(tensor, shards);
+  const auto rows = data_parallel::row_placement(tensor, shards);
   std::vector<std::string> dims;
   dtensor::Placements placements;
   for (const auto& each : root.mesh_dim_names()) {
@@ -268,7 +268,7 @@ void fully_shard(
   }
   size_t others = 0;
   for (auto* module : modules) {
-    for (const auto& item : ddp::parameters_of(*module)) {
+    for (const auto& item : data_parallel::parameters_of(*module)) {
       const bool is_inner = std::ranges::any_of(inner, [&](const auto& each) {
         return has_parameter(*each, item.tensor);
       });

@@ -68,14 +68,15 @@ void find_units(
 bool lacks_a_unit(const torch::nn::Module& module) {
   std::vector<NamedDeclaration> units;
   find_units(module, "", units);
-  return std::ranges::any_of(ddp::parameters_of(module), [&](const auto& item) {
-    return std::ranges::none_of(units, [&](const auto& each) {
-      return std::ranges::any_of(
-          each.unit->parameters, [&](const auto& parameter) {
-            return parameter.tensor.is_same(item.tensor);
-          });
-    });
-  });
+  return std::ranges::any_of(
+      data_parallel::parameters_of(module), [&](const auto& item) {
+        return std::ranges::none_of(units, [&](const auto& each) {
+          return std::ranges::any_of(
+              each.unit->parameters, [&](const auto& parameter) {
+                return parameter.tensor.is_same(item.tensor);
+              });
+        });
+      });
 }
 
 } // namespace
@@ -91,7 +92,7 @@ struct FullyShardedDataParallelBase::State {
       std::make_shared<std::atomic<int>>(0);
   std::shared_ptr<Schedule> schedule;
   std::shared_ptr<FsdpJoin> joined;
-  std::shared_ptr<ddp::CommHook> comm_hook;
+  std::shared_ptr<data_parallel::CommHook> comm_hook;
 
   std::map<const void*, std::string> parameter_names() const;
   void check_units(const std::vector<NamedDeclaration>& units) const;
@@ -103,7 +104,7 @@ struct FullyShardedDataParallelBase::State {
 std::map<const void*, std::string>
 FullyShardedDataParallelBase::State::parameter_names() const {
   std::map<const void*, std::string> names;
-  for (const auto& item : ddp::parameters_of(*module)) {
+  for (const auto& item : data_parallel::parameters_of(*module)) {
     names.emplace(item.tensor.unsafeGetTensorImpl(), item.name);
   }
   return names;
@@ -419,8 +420,9 @@ void FullyShardedDataParallelBase::abandon_forward() {
   }
 }
 
-std::shared_ptr<ddp::JoinHook> FullyShardedDataParallelBase::join_hook(
-    const ddp::JoinKwargs& kwargs) {
+std::shared_ptr<data_parallel::JoinHook>
+FullyShardedDataParallelBase::join_hook(
+    const data_parallel::JoinKwargs& kwargs) {
   auto* join = running_join();
   WEFT_CHECK(
       join != nullptr,
@@ -456,7 +458,7 @@ mesh::Communicator FullyShardedDataParallelBase::join_process_group() const {
 
 mesh::DeviceMesh FullyShardedDataParallelBase::join_model_parallel_mesh()
     const {
-  return ddp::mesh_of_other_dims(
+  return data_parallel::mesh_of_other_dims(
       dtensor::joint_mesh(*state_->module, state_->dp), state_->dp);
 }
 
@@ -524,7 +526,7 @@ void FullyShardedDataParallelBase::set_modules_to_backward_prefetch(
 }
 
 void FullyShardedDataParallelBase::register_comm_hook(
-    std::shared_ptr<ddp::CommHook> hook) {
+    std::shared_ptr<data_parallel::CommHook> hook) {
   const auto& dp = state_->dp;
   WEFT_CHECK(
       hook != nullptr, "register_comm_hook", context(dp), "the hook is null.");
@@ -553,7 +555,8 @@ void FullyShardedDataParallelBase::register_comm_hook(
       state_->comm_hook->name(),
       ". Register a single hook; it may wrap others.");
   const auto& first = state_->schedule->units().front()->parameters().front();
-  ddp::check_declaration(*hook, dp.group(int64_t{0}), first.shard().device());
+  data_parallel::check_declaration(
+      *hook, dp.group(int64_t{0}), first.shard().device());
   state_->comm_hook = hook;
   state_->schedule->set_comm_hook(hook);
 }

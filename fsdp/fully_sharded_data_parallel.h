@@ -24,7 +24,7 @@
 
 namespace weft::fsdp {
 
-using ddp::NoSyncGuard;
+using data_parallel::NoSyncGuard;
 
 /// The current state of a unit.
 struct UnitInfo {
@@ -40,7 +40,7 @@ struct UnitInfo {
 
 /// The part of FullyShardedDataParallel that does not depend on the module's
 /// type.
-class FullyShardedDataParallelBase : public ddp::Joinable {
+class FullyShardedDataParallelBase : public data_parallel::Joinable {
  public:
   /// Accumulates unsharded gradients without communication during the guard's
   /// lifetime, like DistributedDataParallel. Without it each backward reduces,
@@ -108,7 +108,7 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
   /// Collective: all ranks of the mesh with the same hook; blocks.
   /// Throws: c10::ValueError for a null or second hook, one with state, one
   /// whose result does not match its declaration, or a mesh without replicas.
-  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook);
+  void register_comm_hook(std::shared_ptr<data_parallel::CommHook> hook);
 
   /// Returns parameters, sharded by rows, and buffers on the mesh of all dims.
   /// They share the module's memory. The names in `ignore` are left out.
@@ -124,8 +124,8 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
       const dtensor::StateDict& state) const;
 
   /// Part of a ddp::Join, which must also have a fsdp::JoinableOptimizer.
-  std::shared_ptr<ddp::JoinHook> join_hook(
-      const ddp::JoinKwargs& kwargs) override;
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;
@@ -160,7 +160,7 @@ class FullyShardedDataParallelBase : public ddp::Joinable {
           throw;
         }
       }();
-      end_forward(ddp::tensors_of(output));
+      end_forward(data_parallel::tensors_of(output));
       return output;
     });
   }
@@ -256,9 +256,10 @@ class FullyShardedDataParallel : public FullyShardedDataParallelBase {
   template <class... Args>
   auto forward(Args&&... args) {
     return run_forward([&] {
-      return ddp::call_wrapped(
+      return data_parallel::call_wrapped(
           module_,
-          ddp::cast_argument(std::forward<Args>(args), input_dtype())...);
+          data_parallel::cast_argument(
+              std::forward<Args>(args), input_dtype())...);
     });
   }
 

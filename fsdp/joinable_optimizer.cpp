@@ -8,7 +8,7 @@
 namespace weft::fsdp {
 namespace {
 
-class Step : public ddp::JoinHook {
+class Step : public data_parallel::JoinHook {
  public:
   Step(
       const std::function<void()>& step,
@@ -43,8 +43,8 @@ JoinableOptimizer::JoinableOptimizer(
     FullyShardedDataParallelBase& model)
     : step_(std::move(step)), model_(model) {}
 
-std::shared_ptr<ddp::JoinHook> JoinableOptimizer::join_hook(
-    const ddp::JoinKwargs& /*kwargs*/) {
+std::shared_ptr<data_parallel::JoinHook> JoinableOptimizer::join_hook(
+    const data_parallel::JoinKwargs& /*kwargs*/) {
   WEFT_CHECK(
       model_.join_config().enable && !join_config().is_first_joinable,
       "join",

@@ -12,7 +12,7 @@ namespace weft::fsdp {
 /// The optimizer step of a Join with a FullyShardedDataParallel: ranks that run
 /// out of inputs still hold a shard of the parameters, and step whenever the
 /// others do.
-class JoinableOptimizer : public ddp::Joinable {
+class JoinableOptimizer : public data_parallel::Joinable {
  public:
   /// Ranks without inputs call optimizer.step() and zero_grad().
   /// Lifetime: both arguments must outlive this object.
@@ -28,8 +28,8 @@ class JoinableOptimizer : public ddp::Joinable {
 
   /// Throws: c10::ValueError unless the model is in the Join, before this
   /// object.
-  std::shared_ptr<ddp::JoinHook> join_hook(
-      const ddp::JoinKwargs& kwargs) override;
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;

@@ -147,14 +147,14 @@ void Schedule::listen_to(Unit& unit) {
     });
   }
   if (!leaves.empty()) {
-    gradient_hooks_.push_back(std::make_unique<ddp::GradientHooks>(
+    gradient_hooks_.push_back(std::make_unique<data_parallel::GradientHooks>(
         leaves,
         [weak = weak_from_this(), &unit, indices](size_t i) {
           if (const auto alive = weak.lock()) {
             alive->on_gradient(unit, indices[i]);
           }
         },
-        ddp::HookOwner::kFullyShard));
+        data_parallel::HookOwner::kFullyShard));
   }
 }
 
@@ -233,15 +233,15 @@ void Schedule::begin_call(Unit& unit, std::vector<at::Tensor>& inputs) {
   const auto& policy = unit.mixed_precision();
   if (unit.is_ready_to_compute() && policy.cast_forward_inputs) {
     for (auto& input : inputs) {
-      input = ddp::cast_floating_point(input, policy.param_dtype);
+      input = data_parallel::cast_floating_point(input, policy.param_dtype);
     }
   }
 }
 
 void Schedule::end_call(Unit& unit, std::vector<at::Tensor>& outputs) {
   for (auto& output : outputs) {
-    output =
-        ddp::cast_floating_point(output, unit.mixed_precision().output_dtype);
+    output = data_parallel::cast_floating_point(
+        output, unit.mixed_precision().output_dtype);
   }
   if (runs_backward() || !is_in_forward()) {
     return;
@@ -356,7 +356,8 @@ void Schedule::set_backward_prefetch(
   prefetches_[index_of(unit)].backward = std::move(next);
 }
 
-void Schedule::set_comm_hook(const std::shared_ptr<ddp::CommHook>& hook) {
+void Schedule::set_comm_hook(
+    const std::shared_ptr<data_parallel::CommHook>& hook) {
   size_t bucket = 0;
   for (const auto& unit : units_) {
     unit->set_comm_hook(hook, bucket);

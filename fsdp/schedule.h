@@ -108,7 +108,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void set_backward_prefetch(const Unit& unit, std::vector<Unit*> next);
 
   /// See Unit::set_comm_hook().
-  void set_comm_hook(const std::shared_ptr<ddp::CommHook>& hook);
+  void set_comm_hook(const std::shared_ptr<data_parallel::CommHook>& hook);
 
   /// Gathers or reshards a unit manually.
   void unshard(Unit& unit);
@@ -177,7 +177,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   const Unit* outermost_;
   ScheduleOptions options_;
   UnitMemory memory_;
-  std::vector<std::unique_ptr<ddp::GradientHooks>> gradient_hooks_;
+  std::vector<std::unique_ptr<data_parallel::GradientHooks>> gradient_hooks_;
   /// While it is not 0, gradients stay local.
   std::shared_ptr<std::atomic<int>> paused_;
   /// While it is not 0, sharded gradients are not summed over the replicas.

@@ -262,7 +262,7 @@ void ShardedParameter::write_gradient(
   const at::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(local.sizes() == whole_.sizes());
   visit_rows(local, parts, [&](const auto& rows, const auto& part) {
-    ddp::copy_divided(part, rows, divisor);
+    data_parallel::copy_divided(part, rows, divisor);
   });
   for (int64_t rank = 0; rank < ranks_; ++rank) {
     const int64_t numel = row_count(rank) * row_numel_;

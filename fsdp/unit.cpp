@@ -44,7 +44,8 @@ Unit::Unit(
   for (auto& part : parts_) {
     const auto& first = parameters_[part.parameters.front()].tensor();
     part.shards = at::zeros(
-        {part.numel}, ddp::local_part(first).options().dtype(part.dtype));
+        {part.numel},
+        data_parallel::local_part(first).options().dtype(part.dtype));
     for (size_t slot = 0; slot < part.parameters.size(); ++slot) {
       auto& parameter = parameters_[part.parameters[slot]];
       parameter.move_shard_to(

@@ -106,7 +106,9 @@ class Unit {
   bool has_gradients() const;
   /// Sums over the replicas by `hook`, which must be without state. `bucket` is
   /// the GradBucket::index of the unit's first message.
-  void set_comm_hook(std::shared_ptr<ddp::CommHook> hook, size_t bucket);
+  void set_comm_hook(
+      std::shared_ptr<data_parallel::CommHook> hook,
+      size_t bucket);
   /// Returns the number of messages in which gradients are reduced.
   size_t message_count() const { return parts_.size(); }
   /// Sets the number of ranks by which an average of gradients (kAvg) is
@@ -178,7 +180,7 @@ class Unit {
     mesh::Work reduction;
     /// The sums over the replicas while a comm hook computes them. `reduction`
     /// is then that of the flags.
-    std::optional<ddp::BucketFuture> by_hook;
+    std::optional<data_parallel::BucketFuture> by_hook;
   };
   struct State {
     size_t part = 0;
@@ -236,7 +238,7 @@ class Unit {
   /// True if the parameters are gathered from what the ranks of reshard_group_
   /// kept.
   bool gathers_kept_ = false;
-  std::shared_ptr<ddp::CommHook> comm_hook_;
+  std::shared_ptr<data_parallel::CommHook> comm_hook_;
   size_t first_bucket_ = 0;
   bool is_unsharded_ = false;
   bool is_gathering_ = false;

@@ -122,7 +122,7 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
   const auto& parameter = parameters_[index];
   const mesh::ErrorContext where{group_.name()};
   WEFT_CHECK(
-      !ddp::local_part(gradient).is_sparse(),
+      !data_parallel::local_part(gradient).is_sparse(),
       "fsdp",
       where,
       "the gradient of ",
@@ -130,13 +130,14 @@ void Unit::check_gradient(size_t index, const at::Tensor& gradient) const {
       " is sparse and cannot be sharded. Set EmbeddingOptions.sparse to "
       "false.");
   WEFT_CHECK(
-      ddp::local_part(gradient).sizes() == parameter.unsharded_sizes(),
+      data_parallel::local_part(gradient).sizes() ==
+          parameter.unsharded_sizes(),
       "fsdp",
       where,
       "the gradient of ",
       parameter.name(),
       " has sizes ",
-      ddp::local_part(gradient).sizes(),
+      data_parallel::local_part(gradient).sizes(),
       " on this rank instead of ",
       parameter.unsharded_sizes(),
       ". Do not set .grad() between forward and the end of backward.");
@@ -176,7 +177,7 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
     if (impl->spec().mesh_ndim() == want.mesh_ndim() &&
         !(impl->spec() == want)) {
       // Sums over other mesh dims are added in the dtype of reduction, too.
-      gradient = ddp::in_dtype(gradient, part.gradient_dtype);
+      gradient = data_parallel::in_dtype(gradient, part.gradient_dtype);
       if (dim_to_sum(dtensor::spec_of(gradient), want)) {
         state.pending = gradient;
         return;
@@ -184,7 +185,7 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
       gradient = dtensor::redistribute(gradient, want.placements());
     }
   }
-  write_gradient(index, ddp::local_part(gradient));
+  write_gradient(index, data_parallel::local_part(gradient));
 }
 
 void Unit::write_gradient(size_t index, const at::Tensor& local) {
@@ -215,14 +216,15 @@ void Unit::sum_pending_gradients(const Part& part) {
   for (const auto& [group, indices] : by_group) {
     std::vector<at::Tensor> locals;
     for (const size_t index : indices) {
-      locals.push_back(ddp::local_part(states_[index].pending).reshape({-1}));
+      locals.push_back(
+          data_parallel::local_part(states_[index].pending).reshape({-1}));
     }
     auto sums = at::cat(locals);
     group->all_reduce(sums, mesh::ReduceOp::kSum, name_).wait();
     int64_t offset = 0;
     for (const size_t index : indices) {
       const auto pending = std::exchange(states_[index].pending, at::Tensor());
-      const auto& local = ddp::local_part(pending);
+      const auto& local = data_parallel::local_part(pending);
       write_gradient(
           index, sums.narrow(0, offset, local.numel()).view(local.sizes()));
       offset += local.numel();
@@ -234,7 +236,7 @@ void Unit::cast_own_gradient(size_t index) {
   const auto dtype = parts_[states_[index].part].gradient_dtype;
   auto& gradient = parameters_[index].tensor().mutable_grad();
   if (gradient.scalar_type() != dtype && !gradient.requires_grad()) {
-    gradient = ddp::in_dtype(gradient, dtype);
+    gradient = data_parallel::in_dtype(gradient, dtype);
   }
 }
 
@@ -328,14 +330,16 @@ bool Unit::start_reduce_over_replicas(UnitMemory& memory) {
   return has_other_replicas();
 }
 
-void Unit::set_comm_hook(std::shared_ptr<ddp::CommHook> hook, size_t bucket) {
+void Unit::set_comm_hook(
+    std::shared_ptr<data_parallel::CommHook> hook,
+    size_t bucket) {
   comm_hook_ = std::move(hook);
   first_bucket_ = bucket;
 }
 
 // The flags are sums of 0 and 1, which a hook might round: they go alone.
 void Unit::start_comm_hook(Part& part) {
-  ddp::GradBucket bucket{
+  data_parallel::GradBucket bucket{
       .index = first_bucket_ + static_cast<size_t>(&part - parts_.data()),
       .is_last = false,
       .buffer = part.reduced.narrow(0, 0, part.gradient_numel),
@@ -347,7 +351,7 @@ void Unit::start_comm_hook(Part& part) {
     const auto& parameter = parameters_[index];
     const auto rows = part.reduced.narrow(
         0, states_[index].gradient_offset, parameter.part_numel());
-    bucket.gradients.push_back(ddp::local_part(
+    bucket.gradients.push_back(data_parallel::local_part(
         parameter.sharded_gradient(rows, parameter.placement().sharded)));
     bucket.parameters.push_back(parameter.shard());
     bucket.names.push_back(parameter.name());
@@ -405,9 +409,9 @@ void Unit::add_unreduced(Part& part) {
     }
     const auto sum = part.reduced.narrow(
         0, states_[index].gradient_offset, parameter.part_numel());
-    ddp::local_part(
+    data_parallel::local_part(
         parameter.sharded_gradient(sum, parameter.placement().sharded))
-        .add_(ddp::local_part(aside));
+        .add_(data_parallel::local_part(aside));
     part.reduced.narrow(0, part.gradient_numel + static_cast<int64_t>(slot), 1)
         .fill_(1);
     states_[index].is_aside_sent = true;
@@ -452,8 +456,8 @@ void Unit::add_sum(Part& part, size_t index) {
   auto sum = part_of(part.reduced);
   if (state.aside.defined()) {
     auto* impl = dtensor::dtensor_impl(state.aside);
-    const auto rows =
-        ddp::local_part(parameters_[index].sharded_gradient(sum, spec));
+    const auto rows = data_parallel::local_part(
+        parameters_[index].sharded_gradient(sum, spec));
     if (std::exchange(state.is_aside_sent, false)) {
       impl->local().copy_(rows);
       impl->reset_local(impl->local(), spec);
@@ -531,7 +535,9 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
         dtensor::make_gradient_partial(aside, unreduced);
       }
       parameters_[i].add_to_own_rows(
-          ddp::local_part(gradient), ddp::local_part(aside), divisor());
+          data_parallel::local_part(gradient),
+          data_parallel::local_part(aside),
+          divisor());
     } else {
       gradient = aside;
     }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 std::optional<Box> overlap(const Box& a, const Box& b) {
   Box shared;
@@ -79,4 +79,4 @@ at::Tensor hub_view(
   return piece.transposed ? view.t() : view;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -8,7 +8,7 @@
 
 #include "hf/tensor_map.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 using Sizes = std::vector<int64_t>;
 
@@ -39,4 +39,4 @@ at::Tensor hub_view(
     const Box& part,
     const Piece& piece);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

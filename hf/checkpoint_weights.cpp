@@ -16,7 +16,7 @@
 #include "hf/load_weights.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
@@ -76,7 +76,7 @@ void CheckpointWeights::read_layout() {
     recipe_.model.from = text_in(layout, "from");
     recipe_.data.sequence_length = 0;
   } else if (!recipe.empty()) {
-    recipe_ = parse_stored_recipe(recipe, source_ + " (recipe)");
+    recipe_ = config::parse_stored_recipe(recipe, source_ + " (recipe)");
   } else {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "{}: the model is unknown, because the checkpoint contains neither a "
@@ -185,4 +185,4 @@ at::Tensor CheckpointWeights::read(const std::string& name, const Box& box) {
   return merged;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -11,7 +11,7 @@
 #include "config/recipe.h"
 #include "hf/box.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// The model of a checkpoint, with LoRA adapters merged into its weights.
 class CheckpointWeights {
@@ -25,7 +25,7 @@ class CheckpointWeights {
       const std::filesystem::path& step_folder,
       bool averaged = false);
 
-  const ModelConfig& model() const { return recipe_.model; }
+  const config::ModelConfig& model() const { return recipe_.model; }
   /// The sequence length of the training. 0 if the model was not trained by
   /// Weft.
   int64_t sequence_length() const { return recipe_.data.sequence_length; }
@@ -52,10 +52,10 @@ class CheckpointWeights {
   checkpoint::ChunkReader reader_;
   std::string source_;
   bool averaged_;
-  Recipe recipe_;
+  config::Recipe recipe_;
   std::string config_;
   TensorMap map_;
   int64_t num_adapters_ = 0;
 };
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

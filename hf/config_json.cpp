@@ -12,7 +12,7 @@
 #include "hf/json_file.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -394,4 +394,4 @@ bool has_hub_form(std::string_view model_type) {
          kHubTypes.end();
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

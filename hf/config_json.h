@@ -7,14 +7,14 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 inline constexpr const char* kConfigName = "config.json";
 inline constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 /// A model as described by config.json.
 struct HubConfig {
-  ModelConfig model;
+  config::ModelConfig model;
   struct KeyMapping {
     /// The recipe key: "model.dim".
     std::string key;
@@ -52,7 +52,7 @@ bool has_hub_form(std::string_view model_type);
 /// original config.json of the model, or empty; lengths and special tokens are
 /// taken from it.
 std::string write_config(
-    const ModelConfig& model,
+    const config::ModelConfig& model,
     int64_t sequence_length,
     std::string_view dtype,
     std::string_view base);
@@ -61,6 +61,6 @@ std::string write_config(
 /// not an error if the recipe has all its values.
 /// Throws: mesh::UsageError like read_config(), or if the recipe has another
 /// value, naming both places.
-void adopt_config(Recipe& recipe);
+void adopt_config(config::Recipe& recipe);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -6,12 +6,12 @@
 #include "hf/config_json.h"
 #include "hf/json_file.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json rope_parameters(const ModelConfig& model) {
+Json rope_parameters(const config::ModelConfig& model) {
   const auto& scaling = model.rope_scaling;
   const bool is_scaled = scaling.rope_type != "none";
   Json rope{{"rope_theta", model.rope_theta}};
@@ -30,7 +30,7 @@ Json rope_parameters(const ModelConfig& model) {
 
 // Rotary parameters twice: for transformers from 5 on, and before.
 void add_llama_keys(
-    const ModelConfig& model,
+    const config::ModelConfig& model,
     int64_t sequence_length,
     Json& json) {
   const auto rope = rope_parameters(model);
@@ -62,7 +62,7 @@ void add_llama_keys(
   }
 }
 
-void add_gpt2_keys(const ModelConfig& model, Json& json) {
+void add_gpt2_keys(const config::ModelConfig& model, Json& json) {
   json["n_embd"] = model.dim;
   json["n_layer"] = model.layers;
   json["n_head"] = model.heads;
@@ -79,7 +79,7 @@ void add_gpt2_keys(const ModelConfig& model, Json& json) {
 } // namespace
 
 std::string write_config(
-    const ModelConfig& model,
+    const config::ModelConfig& model,
     int64_t sequence_length,
     std::string_view dtype,
     std::string_view base) {
@@ -120,4 +120,4 @@ std::string write_config(
   return base::strict_json_text(json, 2) + "\n";
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -22,7 +22,7 @@
 #include "hf/weight_writer.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 namespace fs = std::filesystem;
@@ -263,4 +263,4 @@ Exported export_model(
   return exported;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

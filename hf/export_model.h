@@ -11,7 +11,7 @@
 #include "checkpoint/files/progress.h"
 #include "hf/new_folder.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 struct ExportOptions {
   /// The dtype of all tensors. Empty keeps the dtype of each tensor in the
@@ -54,4 +54,4 @@ Exported export_model(
     const std::filesystem::path& folder,
     const ExportOptions& options = {});
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -19,7 +19,7 @@
 #include "hf/weight_writer.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 namespace fs = std::filesystem;
@@ -187,4 +187,4 @@ ExportedTensors export_tensors(
   return done;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -11,7 +11,7 @@
 #include "checkpoint/files/progress.h"
 #include "checkpoint/load/key_pattern.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 struct ExportTensorsOptions {
   /// Patterns of base::matches_dotted(). Exports tensors whose key matches one
@@ -49,4 +49,4 @@ ExportedTensors export_tensors(
     const std::filesystem::path& path,
     const ExportTensorsOptions& options = {});
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

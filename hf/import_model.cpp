@@ -21,7 +21,7 @@
 #include "hf/weight_reader.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 namespace fs = std::filesystem;
@@ -185,4 +185,4 @@ Imported import_model(
   return imported;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

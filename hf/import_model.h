@@ -6,7 +6,7 @@
 
 #include "checkpoint/files/progress.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 struct Imported {
   /// The step folder.
@@ -30,4 +30,4 @@ Imported import_model(
     int64_t max_file_bytes = int64_t{128} << 20,
     const checkpoint::Progress& progress = {});
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

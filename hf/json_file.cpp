@@ -9,7 +9,7 @@
 #include "checkpoint/format/json_scan.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 std::string read_small_file(
     const checkpoint::Folder& folder,
@@ -47,4 +47,4 @@ nlohmann::ordered_json parse_json_object(
   return base::parse_json<nlohmann::ordered_json>(text);
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -7,7 +7,7 @@
 
 #include "checkpoint/files/folder.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// Returns the content of a file of a Hugging Face folder other than weights.
 /// Throws: mesh::UsageError naming the file, if it does not exist, is not a
@@ -23,4 +23,4 @@ nlohmann::ordered_json parse_json_object(
     std::string_view text,
     const std::string& source);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -12,7 +12,7 @@
 #include "mesh/error/error.h"
 #include "mesh/error/failure.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 constexpr char kUsage = 'u';
@@ -50,8 +50,9 @@ void agree(const mesh::World& world, const std::string& own) {
   }
 }
 
-WeightReader open_weights_of(const Recipe& recipe) {
-  return {recipe.model, recipe.model.from, place_of(recipe, "model.from")};
+WeightReader open_weights_of(const config::Recipe& recipe) {
+  return {
+      recipe.model, recipe.model.from, config::place_of(recipe, "model.from")};
 }
 
 void read_own_part(
@@ -79,12 +80,12 @@ bool is_adapter(const std::string& name) {
          name.find(".lora_B.") != std::string::npos;
 }
 
-void check_weights(const Recipe& recipe) {
+void check_weights(const config::Recipe& recipe) {
   open_weights_of(recipe);
 }
 
 LoadedWeights load_weights(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const dtensor::StateDict& state,
     const mesh::World& world) {
   LoadedWeights loaded;
@@ -103,4 +104,4 @@ LoadedWeights load_weights(
   return loaded;
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -7,14 +7,14 @@
 #include "dtensor/nn/state_dict.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// Checks that the folder model.from has the weights of recipe.model. Reads no
 /// weights and does not communicate.
 /// Throws: mesh::UsageError that names the place of model.from, if weights are
 /// missing or do not match the model; checkpoint::CheckpointError if a file is
 /// damaged.
-void check_weights(const Recipe& recipe);
+void check_weights(const config::Recipe& recipe);
 
 struct LoadedWeights {
   int64_t tensors = 0;
@@ -31,7 +31,7 @@ struct LoadedWeights {
 /// Throws: like check_weights(), identical on all ranks; on a rank that is
 /// short of memory, what its allocator throws.
 LoadedWeights load_weights(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const dtensor::StateDict& state,
     const mesh::World& world);
 
@@ -39,4 +39,4 @@ LoadedWeights load_weights(
 /// never has adapter weights.
 bool is_adapter(const std::string& name);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

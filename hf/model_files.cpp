@@ -17,7 +17,7 @@
 #include "hf/json_file.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 namespace fs = std::filesystem;
@@ -333,4 +333,4 @@ void ModelFiles::read_box(
   }
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

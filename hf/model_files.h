@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// A tensor of a folder: its file, position and type.
 struct FileTensor {
@@ -64,4 +64,4 @@ class ModelFiles {
   std::unique_ptr<State> state_;
 };
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

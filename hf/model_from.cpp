@@ -10,23 +10,23 @@
 #include "hf/tensor_map.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 constexpr const char* kFromKey = "model.from";
 
-bool is_written(const Recipe& recipe, std::string_view key) {
+bool is_written(const config::Recipe& recipe, std::string_view key) {
   return recipe.origins.places.contains(key);
 }
 
 // Whether a recipe says by 0 that it leaves a size to others.
-bool is_left_open(const Recipe& recipe, std::string_view key) {
+bool is_left_open(const config::Recipe& recipe, std::string_view key) {
   return (key == "model.kv_heads" || key == "model.max_position_embeddings") &&
-         value_of(recipe, key) == "0";
+         config::value_of(recipe, key) == "0";
 }
 
 // As written by a run: all that the folder said then, which may be gone.
-bool is_resolved(const Recipe& recipe) {
+bool is_resolved(const config::Recipe& recipe) {
   return std::ranges::all_of(
       std::array{
           "model.type",
@@ -39,27 +39,27 @@ bool is_resolved(const Recipe& recipe) {
 }
 
 void adopt(
-    Recipe& recipe,
-    const Recipe& theirs,
+    config::Recipe& recipe,
+    const config::Recipe& theirs,
     const HubConfig::KeyMapping& given,
     const std::string& source) {
-  const Key* key = find_key(given.key);
+  const config::Key* key = config::find_key(given.key);
   const auto place = fmt::format("{} ({})", source, given.hub_key);
-  const auto value = value_of(theirs, given.key);
+  const auto value = config::value_of(theirs, given.key);
   if (is_written(recipe, given.key) && !is_left_open(recipe, given.key) &&
-      value_of(recipe, given.key) != value) {
-    refuse(
+      config::value_of(recipe, given.key) != value) {
+    config::refuse(
         recipe,
         given.key,
         fmt::format(
             "got {}, but {} has {}. The model's configuration comes from "
             "model.from ({}). Remove this key",
-            value_of(recipe, given.key),
+            config::value_of(recipe, given.key),
             place,
             value,
-            place_of(recipe, kFromKey)));
+            config::place_of(recipe, kFromKey)));
   }
-  auto& fields = const_cast<Recipe&>(theirs); // only read
+  auto& fields = const_cast<config::Recipe&>(theirs); // only read
   std::visit([&](auto field) { field(recipe) = field(fields); }, key->field);
   if (!is_written(recipe, given.key)) {
     recipe.origins.places.insert_or_assign(given.key, place);
@@ -76,13 +76,14 @@ std::string portable_path(const std::filesystem::path& folder) {
 }
 
 void check_values(const HubConfig& config, const std::string& source) {
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.model = config.model;
   for (const auto& given : config.given) {
-    Key key = *find_key(given.key);
+    config::Key key = *config::find_key(given.key);
     // The 0 by which a recipe leaves a size to others is a size here.
     key.range.special.reset();
-    if (const auto fault = find_value_error(key, recipe); !fault.empty()) {
+    if (const auto fault = config::find_value_error(key, recipe);
+        !fault.empty()) {
       mesh::throw_error<mesh::UsageError>(
           fmt::format("{}: {}: {}", source, given.hub_key, fault));
     }
@@ -90,7 +91,7 @@ void check_values(const HubConfig& config, const std::string& source) {
   check_tensor_count(config.model, source);
 }
 
-void adopt_config(Recipe& recipe) {
+void adopt_config(config::Recipe& recipe) {
   const std::filesystem::path folder = recipe.model.from;
   if (folder.empty()) {
     return;
@@ -103,13 +104,13 @@ void adopt_config(Recipe& recipe) {
   try {
     config = read_config(folder);
   } catch (const mesh::UsageError& error) {
-    refuse(recipe, kFromKey, error.what_without_backtrace());
+    config::refuse(recipe, kFromKey, error.what_without_backtrace());
   }
-  Recipe theirs;
+  config::Recipe theirs;
   theirs.model = config.model;
   for (const auto& given : config.given) {
     adopt(recipe, theirs, given, (folder / kConfigName).string());
   }
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

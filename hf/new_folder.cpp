@@ -7,7 +7,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 namespace fs = std::filesystem;
 
@@ -57,4 +57,4 @@ void NewFolder::commit_file(const std::string& name) {
   parent_->sync();
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

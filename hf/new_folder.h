@@ -6,7 +6,7 @@
 
 #include "checkpoint/files/folder.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// Throws: mesh::UsageError if `path` exists.
 void check_is_free(const std::filesystem::path& path);
@@ -36,4 +36,4 @@ class NewFolder {
   bool done_ = false;
 };
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

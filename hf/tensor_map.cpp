@@ -9,7 +9,7 @@
 #include "hf/config_json.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 using MapSizes = std::vector<int64_t>;
@@ -80,7 +80,7 @@ class MapBuilder {
 void add_attention(
     MapBuilder& builder,
     const std::string& layer,
-    const ModelConfig& model) {
+    const config::ModelConfig& model) {
   const int64_t D = model.dim;
   const int64_t kv = D / model.heads * model.kv_heads;
   const auto attention = layer + "self_attn.";
@@ -93,7 +93,7 @@ void add_attention(
 void add_llama_mlp(
     MapBuilder& builder,
     const std::string& layer,
-    const ModelConfig& model) {
+    const config::ModelConfig& model) {
   builder.same(layer + "mlp.gate_proj.weight", {model.ffn_dim, model.dim});
   builder.same(layer + "mlp.up_proj.weight", {model.ffn_dim, model.dim});
   builder.same(layer + "mlp.down_proj.weight", {model.dim, model.ffn_dim});
@@ -103,7 +103,7 @@ void add_llama_mlp(
 void add_experts(
     MapBuilder& builder,
     const std::string& layer,
-    const ModelConfig& model) {
+    const config::ModelConfig& model) {
   const int64_t D = model.dim;
   const int64_t F = model.ffn_dim;
   const int64_t E = model.num_experts;
@@ -130,7 +130,7 @@ void add_experts(
   }
 }
 
-TensorMap llama_map(const ModelConfig& model) {
+TensorMap llama_map(const config::ModelConfig& model) {
   TensorMap map;
   map.prefix = "model.";
   MapBuilder builder(map);
@@ -157,7 +157,7 @@ TensorMap llama_map(const ModelConfig& model) {
 void add_gpt2_block(
     MapBuilder& builder,
     const std::string& block,
-    const ModelConfig& model) {
+    const config::ModelConfig& model) {
   const int64_t D = model.dim;
   const int64_t F = model.ffn_dim;
   for (const char* norm : {"ln_1.", "ln_2."}) {
@@ -182,7 +182,7 @@ void add_gpt2_block(
   builder.same(block + "mlp.c_proj.bias", {D});
 }
 
-TensorMap gpt2_map(const ModelConfig& model) {
+TensorMap gpt2_map(const config::ModelConfig& model) {
   TensorMap map;
   map.prefix = "transformer.";
   MapBuilder builder(map);
@@ -200,7 +200,9 @@ TensorMap gpt2_map(const ModelConfig& model) {
 
 } // namespace
 
-void check_tensor_count(const ModelConfig& model, const std::string& source) {
+void check_tensor_count(
+    const config::ModelConfig& model,
+    const std::string& source) {
   constexpr int64_t kOthersOfALayer = 16; // at most
   const bool is_moe = model.type == "moe";
   const auto experts = is_moe ? model.num_experts : 0;
@@ -215,7 +217,7 @@ void check_tensor_count(const ModelConfig& model, const std::string& source) {
   }
 }
 
-TensorMap tensor_map(const ModelConfig& model) {
+TensorMap tensor_map(const config::ModelConfig& model) {
   TORCH_INTERNAL_ASSERT(has_hub_form(model.type), model.type);
   auto sizes = model;
   if (sizes.kv_heads == 0) {
@@ -232,4 +234,4 @@ bool is_obsolete_buffer(std::string_view hub_name) {
   });
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -8,7 +8,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// A box of one of our tensors, and its place in a Hugging Face tensor.
 struct Piece {
@@ -44,13 +44,15 @@ struct TensorMap {
 
 /// Throws: mesh::UsageError naming `source`, if a model of type llama, gpt2 or
 /// moe has more tensors than a checkpoint can have.
-void check_tensor_count(const ModelConfig& model, const std::string& source);
+void check_tensor_count(
+    const config::ModelConfig& model,
+    const std::string& source);
 
 /// Returns the map of a model of type llama, gpt2 or moe.
-TensorMap tensor_map(const ModelConfig& model);
+TensorMap tensor_map(const config::ModelConfig& model);
 
 /// Returns true if a tensor of that name is an unused buffer written by older
 /// versions of transformers.
 bool is_obsolete_buffer(std::string_view hub_name);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

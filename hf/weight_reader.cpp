@@ -15,7 +15,7 @@
 #include "checkpoint/format/dtype.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 // In one list of a message: a config.json may ask for a million.
@@ -86,7 +86,7 @@ std::map<std::string, std::string> names_in(
 }
 
 WeightReader::WeightReader(
-    const ModelConfig& model,
+    const config::ModelConfig& model,
     const std::filesystem::path& folder,
     std::string place)
     : place_(std::move(place)),
@@ -195,4 +195,4 @@ void WeightReader::check_copy(
   }
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -11,7 +11,7 @@
 #include "hf/model_files.h"
 #include "hf/tensor_map.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// Returns the names in the folder of the tensors of `map`, by their full
 /// names.
@@ -29,7 +29,7 @@ class WeightReader {
   /// not match `model`, listing all that are missing, unexpected or of another
   /// shape; checkpoint::CheckpointError if a file is damaged.
   WeightReader(
-      const ModelConfig& model,
+      const config::ModelConfig& model,
       const std::filesystem::path& folder,
       std::string place);
 
@@ -61,4 +61,4 @@ class WeightReader {
   std::map<std::string, std::string> names_;
 };
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

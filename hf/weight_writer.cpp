@@ -16,7 +16,7 @@
 #include "checkpoint/format/weight_index.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 namespace {
 
 std::string header_of(const std::vector<Planned>& tensors) {
@@ -156,4 +156,4 @@ void write_small_file(
   file.close();
 }
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

@@ -10,7 +10,7 @@
 #include "checkpoint/files/folder.h"
 #include "checkpoint/format/rounding.h"
 
-namespace weft::recipes::hub {
+namespace weft::hf {
 
 /// A tensor to write.
 struct Planned {
@@ -73,4 +73,4 @@ void write_small_file(
     const std::string& name,
     const std::string& text);
 
-} // namespace weft::recipes::hub
+} // namespace weft::hf

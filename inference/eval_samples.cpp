@@ -12,14 +12,14 @@
 #include "mesh/error/error.h"
 #include "models/registry.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 // Windows `samples` of a file, `length` tokens each and their targets. A file
 // may have been rewritten in place, or not be what its .json says: each token
 // is looked at before a model is asked for it.
-Batch read_windows(
-    const TokenFile& file,
+data::Batch read_windows(
+    const data::TokenFile& file,
     int64_t length,
     int64_t vocab_size,
     std::span<const int64_t> samples) {
@@ -38,15 +38,17 @@ Batch read_windows(
 }
 
 // The recipe's data, a sample at a time.
-BatchLoader open_single(Recipe recipe) {
+data::BatchLoader open_single(config::Recipe recipe) {
   recipe.mesh.dp = 1;
   recipe.mesh.dp_shard = 1;
   recipe.train.global_batch_size = 1;
   recipe.train.micro_batch_size = 1;
-  return BatchLoader::open(recipe, 0);
+  return data::BatchLoader::open(recipe, 0);
 }
 
-Batch read_heldout(BatchLoader& loader, std::span<const int64_t> samples) {
+data::Batch read_heldout(
+    data::BatchLoader& loader,
+    std::span<const int64_t> samples) {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> targets;
   for (const int64_t sample : samples) {
@@ -59,10 +61,11 @@ Batch read_heldout(BatchLoader& loader, std::span<const int64_t> samples) {
 
 } // namespace
 
-EvalSamples heldout_samples(const Recipe& recipe) {
-  auto loader = std::make_shared<BatchLoader>(open_single(recipe));
+EvalSamples heldout_samples(const config::Recipe& recipe) {
+  auto loader = std::make_shared<data::BatchLoader>(open_single(recipe));
   const int64_t count = loader->data().num_heldout_samples();
-  const bool is_text = model_input(recipe) == ModelInput::kTokens;
+  const bool is_text =
+      models::model_input(recipe) == models::ModelInput::kTokens;
   return {
       .count = count,
       .targets = is_text ? recipe.data.sequence_length : 1,
@@ -76,17 +79,19 @@ EvalSamples heldout_samples(const Recipe& recipe) {
           "{} samples of {}", count, loader->data().fingerprint_text())};
 }
 
-EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
-  if (model_input(recipe) != ModelInput::kTokens) {
-    refuse(
+EvalSamples token_windows(
+    const config::Recipe& recipe,
+    const std::string& path) {
+  if (models::model_input(recipe) != models::ModelInput::kTokens) {
+    config::refuse(
         recipe,
         "model.type",
         fmt::format(
             "a {} reads images, not tokens. Leave out --tokens",
-            model_title(recipe)));
+            models::model_title(recipe)));
   }
-  const auto file =
-      TokenFile::open(path, TokenFormat::kRaw, TokenType::kUint16);
+  const auto file = data::TokenFile::open(
+      path, data::TokenFormat::kRaw, data::TokenType::kUint16);
   const int64_t length = recipe.data.sequence_length;
   if (file.size() < length + 1) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
@@ -96,7 +101,7 @@ EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
         file.size(),
         length + 1));
   }
-  const int64_t vocab_size = model_outputs(recipe);
+  const int64_t vocab_size = models::model_outputs(recipe);
   file.check_below(vocab_size);
   const int64_t count = (file.size() - 1) / length;
   return {
@@ -111,4 +116,4 @@ EvalSamples token_windows(const Recipe& recipe, const std::string& path) {
           fmt::format("{} windows of {} bytes", count, file.file().size_bytes)};
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -15,7 +15,7 @@
 #include "train/setup/loss.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 using EvalClock = std::chrono::steady_clock;
@@ -25,7 +25,7 @@ constexpr std::chrono::seconds kBetweenLines(10);
 // any the rank computes one for nothing, because a sharded model is called by
 // all ranks together.
 double summed_loss_of(
-    Model& model,
+    models::Model& model,
     const EvalSamples& samples,
     int64_t first,
     int64_t batch_size,
@@ -35,8 +35,9 @@ double summed_loss_of(
   std::vector<int64_t> numbers(
       static_cast<size_t>(std::max<int64_t>(count, 1)));
   std::iota(numbers.begin(), numbers.end(), count > 0 ? first : 0);
-  const auto batch = to_device(samples.read(numbers), device);
-  const auto loss = token_loss(model.forward(batch.input), batch.target, 1);
+  const auto batch = data::to_device(samples.read(numbers), device);
+  const auto loss =
+      train::token_loss(model.forward(batch.input), batch.target, 1);
   return count > 0 ? loss.to(at::kDouble).item<double>() : 0;
 }
 
@@ -49,14 +50,14 @@ double over_batch(const mesh::DeviceMesh& batch, double value) {
 } // namespace
 
 Evaluation evaluate(
-    Model& model,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
     const LogLine& log_line) {
   const at::NoGradGuard no_grad;
   const auto& world = mesh.world();
-  const auto batch = batch_mesh(mesh);
+  const auto batch = train::batch_mesh(mesh);
   const int64_t own = batch.coordinate(0) * batch_size;
   const int64_t step = batch.size() * batch_size;
   double sum = 0;
@@ -79,7 +80,7 @@ Evaluation evaluate(
       .targets = samples.count * samples.targets, .samples = samples.count};
   result.loss = sum / static_cast<double>(result.targets);
   if (!std::isfinite(result.loss)) {
-    mesh::throw_error<NonFiniteError>(fmt::format(
+    mesh::throw_error<train::NonFiniteError>(fmt::format(
         "the loss is {}, because the weights or the model's outputs in this "
         "dtype are not finite.",
         result.loss));
@@ -88,4 +89,4 @@ Evaluation evaluate(
   return result;
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -7,7 +7,7 @@
 #include "mesh/device_mesh.h"
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 
 /// The result of an evaluation.
 struct Evaluation {
@@ -25,10 +25,10 @@ struct Evaluation {
 /// Collective: all ranks of `mesh`, the mesh of the model's job; blocks.
 /// Throws: NonFiniteError if the loss is not finite.
 Evaluation evaluate(
-    Model& model,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
     const LogLine& log_line);
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -12,7 +12,7 @@
 #include "mesh/world.h"
 #include "train/setup/job_mesh.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 // Tokens between two responses.
@@ -81,9 +81,9 @@ at::Tensor whole_logits(const at::Tensor& logits_B1V) {
 }
 
 at::Tensor logits_after(
-    Model& model,
+    models::Model& model,
     const at::Tensor& tokens_BT,
-    KvCache& cache,
+    models::KvCache& cache,
     bool use_cache) {
   return use_cache ? model.forward_cached(tokens_BT, cache)
                    : model.Model::forward_cached(tokens_BT, cache);
@@ -93,7 +93,7 @@ at::Tensor logits_after(
 class PromptRun {
  public:
   PromptRun(
-      Model& model,
+      models::Model& model,
       c10::Device device,
       std::span<const int64_t> prompt,
       const GenerationOptions& options)
@@ -152,24 +152,24 @@ class PromptRun {
     return next;
   }
 
-  Model& model_;
+  models::Model& model_;
   c10::Device device_;
   std::span<const int64_t> prompt_;
   const GenerationOptions& options_;
-  KvCache cache_;
+  models::KvCache cache_;
 };
 
 } // namespace
 
 std::vector<Continuation> generate(
-    Model& model,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     std::span<const std::vector<int64_t>> prompts,
     int64_t num_samples,
     const GenerationOptions& options,
     const OnToken& on_token) {
   const at::NoGradGuard no_grad;
-  const auto batch = batch_mesh(mesh);
+  const auto batch = train::batch_mesh(mesh);
   const auto own = dtensor::shard_range(
       static_cast<int64_t>(prompts.size()) * num_samples,
       batch.size(),
@@ -183,7 +183,7 @@ std::vector<Continuation> generate(
   }
   const auto device = mesh.world().device();
   Replicas replicas(batch, mesh.has_mesh_dim("dp_shard"), [&] {
-    KvCache cache(1);
+    models::KvCache cache(1);
     logits_after(
         model,
         at::zeros({1, 1}, at::device(device).dtype(at::kLong)),
@@ -228,4 +228,4 @@ std::vector<Continuation> gather_continuations(
   return all;
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -9,7 +9,7 @@
 #include "mesh/device_mesh.h"
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 
 struct GenerationOptions {
   SamplingOptions sampling;
@@ -41,7 +41,7 @@ using OnToken = std::function<void(const Continuation&)>;
 /// arguments except `on_token`; blocks.
 /// Throws: NonFiniteError like choose_token().
 std::vector<Continuation> generate(
-    Model& model,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     std::span<const std::vector<int64_t>> prompts,
     int64_t num_samples,
@@ -54,4 +54,4 @@ std::vector<Continuation> gather_continuations(
     const mesh::DeviceMesh& mesh,
     const std::vector<Continuation>& own);
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -29,7 +29,7 @@
 #include "train/store/link_costs.h"
 #include "train/store/run_store.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,17 +53,21 @@ std::vector<fs::path> steps_in(const fs::path& folder) {
   return found;
 }
 
-fs::path place_of_weights(const Recipe& recipe, const std::string& checkpoint) {
-  return checkpoint.empty() ? checkpoints_path(recipe) : fs::path(checkpoint);
+fs::path place_of_weights(
+    const config::Recipe& recipe,
+    const std::string& checkpoint) {
+  return checkpoint.empty() ? train::checkpoints_path(recipe)
+                            : fs::path(checkpoint);
 }
 
 // Empty: where a new run's weights come from.
 std::vector<fs::path> find_weights(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& checkpoint) {
   const auto place = place_of_weights(recipe, checkpoint);
   auto steps = steps_in(place);
-  if (!steps.empty() || (checkpoint.empty() && has_initial_weights(recipe))) {
+  if (!steps.empty() ||
+      (checkpoint.empty() && train::has_initial_weights(recipe))) {
     return steps;
   }
   mesh::throw_error<mesh::UsageError>(
@@ -89,26 +93,26 @@ bool affects_model(const std::string& key, bool adapted) {
 
 // Keys that give tensors of the same shapes another meaning, e.g. model.heads.
 void check_same_model(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const fs::path& step,
     const checkpoint::Manifest& manifest) {
-  std::optional<RunLayout> layout;
+  std::optional<train::RunLayout> layout;
   try {
-    layout = parse_run_layout(manifest.layout, step.string());
+    layout = train::parse_run_layout(manifest.layout, step.string());
   } catch (const checkpoint::CheckpointError&) {
     return; // Imported: there was no recipe.
   }
-  auto earlier = parse_stored_recipe(
+  auto earlier = config::parse_stored_recipe(
       layout->recipe, step.string() + " (recipe)", recipe.origins.models);
-  resolve_options(earlier);
+  models::resolve_options(earlier);
   std::vector<std::string> differences;
-  for (const auto& key : differing_keys(recipe, earlier)) {
+  for (const auto& key : config::differing_keys(recipe, earlier)) {
     if (affects_model(key, earlier.lora.rank > 0)) {
       differences.push_back(fmt::format(
           "{} is {} there and {} here",
           key,
-          value_of(earlier, key),
-          value_of(recipe, key)));
+          config::value_of(earlier, key),
+          config::value_of(recipe, key)));
     }
   }
   if (!differences.empty()) {
@@ -122,7 +126,7 @@ void check_same_model(
 
 // Rank 0's list counts.
 std::vector<std::string> agreed_steps(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     const std::string& checkpoint) {
   std::string own;
@@ -142,15 +146,15 @@ std::vector<std::string> agreed_steps(
 }
 
 std::string load_newest(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
-    Model& model,
+    models::Model& model,
     const std::vector<std::string>& steps,
-    WeightKind kind,
+    train::WeightKind kind,
     const LogLine& log_line) {
   for (const auto& step : steps) {
     try {
-      return load_model_weights(recipe, model, mesh, step, kind);
+      return train::load_model_weights(recipe, model, mesh, step, kind);
     } catch (const checkpoint::CheckpointError& error) {
       if (steps.size() == 1) {
         throw;
@@ -170,10 +174,10 @@ std::string load_newest(
 
 // As DDP does in training, but once and for all. All ranks fail alike.
 void cast_parameters(
-    const Recipe& recipe,
-    Model& model,
+    const config::Recipe& recipe,
+    models::Model& model,
     const mesh::World& world) {
-  const auto dtype = param_dtype(recipe);
+  const auto dtype = train::param_dtype(recipe);
   if (!dtype) {
     return;
   }
@@ -206,7 +210,7 @@ void cast_parameters(
 }
 
 // The mesh of a recipe that shards the model, on any number of ranks.
-void choose_shards(Recipe& recipe, int64_t world_size) {
+void choose_shards(config::Recipe& recipe, int64_t world_size) {
   auto& mesh = recipe.mesh;
   if (mesh.dp_shard != 1) {
     const int64_t rest = world_size / std::max<int64_t>(mesh.tp, 1);
@@ -225,17 +229,18 @@ void choose_shards(Recipe& recipe, int64_t world_size) {
 }
 
 /// A model whose parameters are gathered while it computes.
-class ShardedModel : public Model {
+class ShardedModel : public models::Model {
  public:
   ShardedModel(
-      std::shared_ptr<Model> model,
-      std::unique_ptr<DataParallelModel> sharded)
+      std::shared_ptr<models::Model> model,
+      std::unique_ptr<train::DataParallelModel> sharded)
       : model_(std::move(model)), sharded_(std::move(sharded)) {}
 
   at::Tensor forward(const at::Tensor& input) override {
     return sharded_->forward(input);
   }
-  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+  at::Tensor forward_cached(const at::Tensor& tokens, models::KvCache& cache)
+      override {
     return sharded_->forward_cached(tokens, cache);
   }
   std::set<std::string> computed_buffers() const override {
@@ -243,16 +248,16 @@ class ShardedModel : public Model {
   }
 
  private:
-  std::shared_ptr<Model> model_;
-  std::unique_ptr<DataParallelModel> sharded_;
+  std::shared_ptr<models::Model> model_;
+  std::unique_ptr<train::DataParallelModel> sharded_;
 };
 
 } // namespace
 
-void validate_for_inference(Recipe& recipe, int64_t world_size) {
+void validate_for_inference(config::Recipe& recipe, int64_t world_size) {
   choose_shards(recipe, world_size);
   if (recipe.mesh.tp == 1) { // Training may use more ranks.
-    recipe.tp.async_tp = TpConfig().async_tp;
+    recipe.tp.async_tp = config::TpConfig().async_tp;
   }
   auto& train = recipe.train;
   const int64_t global = train.global_batch_size;
@@ -261,24 +266,24 @@ void validate_for_inference(Recipe& recipe, int64_t world_size) {
   }
   // A multiple of whatever the replicas take.
   train.global_batch_size = 0;
-  validate(recipe, world_size);
+  train::validate(recipe, world_size);
   train.global_batch_size = recipe.mesh.batch_ranks() * train.micro_batch_size;
 }
 
 void check_weights(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& checkpoint,
-    WeightKind kind) {
-  const auto hmac_key = read_hmac_key(recipe);
+    train::WeightKind kind) {
+  const auto hmac_key = train::read_hmac_key(recipe);
   const auto steps = find_weights(recipe, checkpoint);
-  if (steps.empty() && kind == WeightKind::kEma) {
+  if (steps.empty() && kind == train::WeightKind::kEma) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "--weights: {} has no checkpoint with EMA weights. Train with "
         "ema.decay to save them",
         place_of_weights(recipe, checkpoint).string()));
   }
   if (steps.empty()) {
-    check_initial_weights(recipe);
+    train::check_initial_weights(recipe);
   }
   for (const auto& step : steps) {
     try {
@@ -291,35 +296,35 @@ void check_weights(
 }
 
 mesh::DeviceMesh make_inference_mesh(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world) {
-  world.check_agreement("recipe", to_yaml(recipe));
-  auto mesh = make_job_mesh(recipe, world);
+  world.check_agreement("recipe", config::to_yaml(recipe));
+  auto mesh = train::make_job_mesh(recipe, world);
   auto resolved = recipe;
-  resolve_link_costs(resolved, mesh);
-  resolved.products = possible_products(recipe.products);
-  resolve_products(resolved);
+  train::resolve_link_costs(resolved, mesh);
+  resolved.products = train::possible_products(recipe.products);
+  train::resolve_products(resolved);
   return mesh;
 }
 
-std::shared_ptr<Model> load_model(
-    const Recipe& recipe,
+std::shared_ptr<models::Model> load_model(
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
     const LogLine& log_line,
-    WeightKind kind) {
+    train::WeightKind kind) {
   const auto& world = mesh.world();
   const at::NoGradGuard no_grad;
-  auto model = place_model(recipe, mesh, world.device());
-  std::unique_ptr<DataParallelModel> sharded;
+  auto model = train::place_model(recipe, mesh, world.device());
+  std::unique_ptr<train::DataParallelModel> sharded;
   if (recipe.mesh.is_sharded()) {
-    sharded = make_fully_sharded_model(recipe, model, mesh);
+    sharded = train::make_fully_sharded_model(recipe, model, mesh);
   }
   dtensor::materialize(
       *model, static_cast<uint64_t>(recipe.seed), world.device());
   const auto steps = agreed_steps(recipe, world, checkpoint);
   const auto line =
-      steps.empty() ? load_model_weights(recipe, *model, mesh)
+      steps.empty() ? train::load_model_weights(recipe, *model, mesh)
                     : load_newest(recipe, mesh, *model, steps, kind, log_line);
   if (world.rank() == 0) {
     log_line(line);
@@ -335,4 +340,4 @@ std::shared_ptr<Model> load_model(
   return model;
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

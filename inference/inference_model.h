@@ -9,7 +9,7 @@
 #include "models/model.h"
 #include "train/setup/initial_weights.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 
 /// Validates a recipe that is not trained: its batch size need not be divisible
 /// by the number of replicas. Sets micro_batch_size, the number of samples that
@@ -17,22 +17,22 @@ namespace weft::recipes {
 /// model over mesh.dp_shard keeps that size if it divides the number of ranks
 /// that mesh.tp leaves; otherwise it shards over all of them.
 /// Throws: like validate().
-void validate_for_inference(Recipe& recipe, int64_t world_size);
+void validate_for_inference(config::Recipe& recipe, int64_t world_size);
 
 /// Checks, without communication, that the weights for load_weights() exist and
 /// that their run had the recipe's model.
 /// Throws: mesh::UsageError if there are none of that kind, or at the keys that
 /// differ.
 void check_weights(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& checkpoint,
-    WeightKind kind = WeightKind::kTrained);
+    train::WeightKind kind = train::WeightKind::kTrained);
 
 /// Creates the mesh of a validated recipe.
 /// Collective: all ranks of `world`; blocks.
 /// Throws: mesh::DisagreementError if ranks have different recipes.
 mesh::DeviceMesh make_inference_mesh(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world);
 
 /// Receives a line for the user. Called on rank 0 only.
@@ -48,11 +48,11 @@ using LogLine = std::function<void(const std::string&)>;
 /// Collective: all ranks of `mesh`; blocks.
 /// Throws: mesh::UsageError if there are none or they belong to another model;
 /// checkpoint::CheckpointError if they are damaged.
-std::shared_ptr<Model> load_model(
-    const Recipe& recipe,
+std::shared_ptr<models::Model> load_model(
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
     const LogLine& log_line,
-    WeightKind kind = WeightKind::kTrained);
+    train::WeightKind kind = train::WeightKind::kTrained);
 
-} // namespace weft::recipes
+} // namespace weft::inference

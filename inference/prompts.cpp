@@ -13,7 +13,7 @@
 #include "models/registry.h"
 #include "tokenizers/tokenizer_file.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 namespace fs = std::filesystem;
@@ -26,8 +26,8 @@ constexpr int64_t kNumBytes = 256;
   mesh::throw_error<mesh::UsageError>(message);
 }
 
-bool is_rotary(const Recipe& recipe) {
-  return applies(*find_key("model.rope_theta"), recipe);
+bool is_rotary(const config::Recipe& recipe) {
+  return config::applies(*config::find_key("model.rope_theta"), recipe);
 }
 
 std::string read_prompt(const std::string& path) {
@@ -46,9 +46,9 @@ std::string read_prompt(const std::string& path) {
 }
 
 std::vector<int64_t> tokens_of(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& text,
-    const Tokenizer* tokenizer) {
+    const tokenizers::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
     refuse_prompt(fmt::format(
         "a text prompt needs a tokenizer, but {}. Give --tokenizer, or "
@@ -68,11 +68,13 @@ std::vector<int64_t> tokens_of(
   return tokens;
 }
 
-void check_known(const Recipe& recipe, const std::vector<int64_t>& tokens) {
+void check_known(
+    const config::Recipe& recipe,
+    const std::vector<int64_t>& tokens) {
   if (tokens.empty()) {
     refuse_prompt("the prompt is empty. Give at least one token.");
   }
-  const int64_t known = model_outputs(recipe);
+  const int64_t known = models::model_outputs(recipe);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= known) {
       refuse_prompt(fmt::format(
@@ -90,7 +92,8 @@ void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
   if (!fs::exists(path, ignored)) {
     return;
   }
-  const auto config = base::try_parse_json(read_tokenizer_file(path));
+  const auto config =
+      base::try_parse_json(tokenizers::read_tokenizer_file(path));
   if (!config.is_object() || !config.contains("eos_token_id")) {
     return;
   }
@@ -103,11 +106,11 @@ void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
 }
 
 // Null if there is none.
-std::unique_ptr<Tokenizer> tokenizer_in(const fs::path& folder) {
+std::unique_ptr<tokenizers::Tokenizer> tokenizer_in(const fs::path& folder) {
   std::error_code ignored;
   for (const auto* name : {"tokenizer.json", "tokenizer.model"}) {
     if (fs::exists(folder / name, ignored)) {
-      return open_tokenizer(folder / name);
+      return tokenizers::open_tokenizer(folder / name);
     }
   }
   return nullptr;
@@ -123,7 +126,8 @@ std::unique_ptr<Tokenizer> tokenizer_in(const fs::path& folder) {
 // tokens the folder is asked first, and without one bytes are taken only for a
 // vocabulary of just them: what else it is nobody has said, and bytes in its
 // place would be wrong text that looks like a bad model's.
-std::unique_ptr<Tokenizer> recipes_tokenizer(const Recipe& recipe) {
+std::unique_ptr<tokenizers::Tokenizer> recipes_tokenizer(
+    const config::Recipe& recipe) {
   const auto& name = recipe.data.tokenizer;
   const auto& from = recipe.model.from;
   const auto& written = recipe.origins.places;
@@ -132,24 +136,24 @@ std::unique_ptr<Tokenizer> recipes_tokenizer(const Recipe& recipe) {
       (from.empty() || written.contains("data.type") ||
        written.contains("data.tokenizer"));
   if (name != kBytes || is_trained_on_text) {
-    return open_tokenizer(name);
+    return tokenizers::open_tokenizer(name);
   }
   auto tokenizer = from.empty() ? nullptr : tokenizer_in(from);
-  if (tokenizer == nullptr && model_outputs(recipe) == kNumBytes) {
-    tokenizer = open_tokenizer(name);
+  if (tokenizer == nullptr && models::model_outputs(recipe) == kNumBytes) {
+    tokenizer = tokenizers::open_tokenizer(name);
   }
   return tokenizer;
 }
 
 } // namespace
 
-std::string why_no_tokenizer(const Recipe& recipe) {
+std::string why_no_tokenizer(const config::Recipe& recipe) {
   const auto& from = recipe.model.from;
   if (from.empty()) {
     return fmt::format(
         "the recipe sets no tokenizer for its vocabulary of {} tokens "
         "(data.tokenizer: byte is the default, which has 256)",
-        model_outputs(recipe));
+        models::model_outputs(recipe));
   }
   std::error_code ignored;
   const bool is_there = fs::exists(from, ignored);
@@ -157,11 +161,12 @@ std::string why_no_tokenizer(const Recipe& recipe) {
       "model.from ({}) {}", from, is_there ? "has none" : "is gone");
 }
 
-std::unique_ptr<Tokenizer> find_tokenizer(
-    const Recipe& recipe,
+std::unique_ptr<tokenizers::Tokenizer> find_tokenizer(
+    const config::Recipe& recipe,
     const std::optional<std::string>& path) {
-  auto tokenizer = path ? open_tokenizer(*path) : recipes_tokenizer(recipe);
-  const int64_t known = model_outputs(recipe);
+  auto tokenizer =
+      path ? tokenizers::open_tokenizer(*path) : recipes_tokenizer(recipe);
+  const int64_t known = models::model_outputs(recipe);
   if (tokenizer && tokenizer->vocab_size() > known) {
     refuse_prompt(fmt::format(
         "{} has more tokens than the model's vocabulary of {}. Give the "
@@ -173,9 +178,9 @@ std::unique_ptr<Tokenizer> find_tokenizer(
 }
 
 std::vector<std::vector<int64_t>> prompt_tokens(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const PromptWords& words,
-    const Tokenizer* tokenizer) {
+    const tokenizers::Tokenizer* tokenizer) {
   const int kinds = (words.texts.empty() ? 0 : 1) + (words.file ? 1 : 0) +
                     (words.tokens ? 1 : 0);
   if (kinds != 1) {
@@ -199,8 +204,8 @@ std::vector<std::vector<int64_t>> prompt_tokens(
 }
 
 std::vector<int64_t> end_tokens(
-    const Recipe& recipe,
-    const Tokenizer* tokenizer) {
+    const config::Recipe& recipe,
+    const tokenizers::Tokenizer* tokenizer) {
   std::vector<int64_t> tokens;
   if (tokenizer != nullptr && tokenizer->eos()) {
     tokens.push_back(*tokenizer->eos());
@@ -213,17 +218,18 @@ std::vector<int64_t> end_tokens(
   return tokens;
 }
 
-std::optional<int64_t> longest_sequence(const Recipe& recipe) {
+std::optional<int64_t> longest_sequence(const config::Recipe& recipe) {
   if (is_rotary(recipe)) {
     return std::nullopt;
   }
-  return applies(*find_key("model.max_position_embeddings"), recipe)
+  return config::applies(
+             *config::find_key("model.max_position_embeddings"), recipe)
              ? recipe.model.max_position_embeddings
              : recipe.data.sequence_length;
 }
 
 int64_t clamp_new_tokens(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::vector<std::vector<int64_t>>& prompts,
     std::optional<int64_t> wanted,
     int64_t fallback) {
@@ -249,7 +255,7 @@ int64_t clamp_new_tokens(
   return std::min(wanted.value_or(fallback), room);
 }
 
-Recipe recipe_to_generate(Recipe recipe, int64_t length) {
+config::Recipe recipe_to_generate(config::Recipe recipe, int64_t length) {
   recipe.tp.sequence_parallel = false;
   if (is_rotary(recipe)) {
     recipe.data.sequence_length = std::max(recipe.data.sequence_length, length);
@@ -257,4 +263,4 @@ Recipe recipe_to_generate(Recipe recipe, int64_t length) {
   return recipe;
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -12,7 +12,7 @@
 #include "mesh/error/error.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 constexpr double kNoChance = -std::numeric_limits<double>::infinity();
@@ -31,7 +31,7 @@ at::Tensor divided(const at::Tensor& scores, double temperature) {
 void check_finite(const at::Tensor& logits, int64_t position) {
   const auto largest = logits.max().item<double>(); // nan if one is
   if (!std::isfinite(largest)) {
-    mesh::throw_error<NonFiniteError>(fmt::format(
+    mesh::throw_error<train::NonFiniteError>(fmt::format(
         "the largest logit of token {} is {}, because the weights or the "
         "model's outputs in this dtype are not finite.",
         position,
@@ -105,4 +105,4 @@ int64_t choose_token(
   return std::upper_bound(begin, end - 1, number) - begin;
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

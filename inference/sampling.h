@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::recipes {
+namespace weft::inference {
 
 // Note [The same tokens on every mesh]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -51,4 +51,4 @@ int64_t choose_token(
     int64_t sample,
     int64_t position);
 
-} // namespace weft::recipes
+} // namespace weft::inference

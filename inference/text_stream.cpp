@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 // Tokens that are decoded together: more than change each other's text.
@@ -20,7 +20,7 @@ size_t length_of_character(unsigned char lead) {
 
 // Models may have more tokens than their tokenizer, to divide evenly.
 std::string decode_known(
-    const Tokenizer& tokenizer,
+    const tokenizers::Tokenizer& tokenizer,
     std::span<const int64_t> tokens) {
   std::vector<int64_t> known;
   std::ranges::copy_if(tokens, std::back_inserter(known), [&](int64_t token) {
@@ -42,7 +42,7 @@ size_t unfinished_bytes(const std::string& text) {
 }
 
 TextStream::TextStream(
-    const Tokenizer* tokenizer,
+    const tokenizers::Tokenizer* tokenizer,
     std::span<const int64_t> prompt)
     : tokenizer_(tokenizer) {
   if (tokenizer_ != nullptr) {
@@ -96,7 +96,7 @@ std::string TextStream::finish() {
 }
 
 std::string text_after(
-    const Tokenizer* tokenizer,
+    const tokenizers::Tokenizer* tokenizer,
     std::span<const int64_t> prompt,
     std::span<const int64_t> tokens) {
   TextStream stream(tokenizer, prompt);
@@ -107,4 +107,4 @@ std::string text_after(
   return text + stream.finish();
 }
 
-} // namespace weft::recipes
+} // namespace weft::inference

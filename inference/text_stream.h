@@ -7,7 +7,7 @@
 
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 
 /// Returns how many bytes at the end of `text` are the start of an incomplete
 /// UTF-8 character.
@@ -20,7 +20,9 @@ class TextStream {
  public:
   /// `tokenizer` may be null: tokens are then printed as numbers separated by
   /// spaces. `prompt` comes first and is not returned.
-  TextStream(const Tokenizer* tokenizer, std::span<const int64_t> prompt);
+  TextStream(
+      const tokenizers::Tokenizer* tokenizer,
+      std::span<const int64_t> prompt);
 
   /// Adds a token and returns the text that is final now.
   std::string add(int64_t token);
@@ -31,7 +33,7 @@ class TextStream {
   std::string decoded() const;
   void forget_old_tokens();
 
-  const Tokenizer* tokenizer_;
+  const tokenizers::Tokenizer* tokenizer_;
   /// The most recent tokens, and the number of bytes of their text that were
   /// returned.
   std::vector<int64_t> tokens_;
@@ -41,8 +43,8 @@ class TextStream {
 
 /// Returns the text of `tokens`, which follow `prompt`.
 std::string text_after(
-    const Tokenizer* tokenizer,
+    const tokenizers::Tokenizer* tokenizer,
     std::span<const int64_t> prompt,
     std::span<const int64_t> tokens);
 
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -23,8 +23,8 @@ constexpr std::string_view kPrefix = "weftrun: ";
 /// waits cannot replace the next one that is lost.
 constexpr milliseconds kLasting = std::chrono::seconds(10);
 
-elastic::LighthouseOptions lighthouse_options(const Options& options) {
-  elastic::LighthouseOptions result;
+lighthouse::LighthouseOptions lighthouse_options(const Options& options) {
+  lighthouse::LighthouseOptions result;
   result.expected_groups = options.worker_count / options.replica_size;
   result.is_first_start = true;
   return result;

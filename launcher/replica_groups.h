@@ -39,7 +39,7 @@ class ReplicaGroups {
     int number;
     LocalRanks workers;
     RestartPolicy restarts;
-    elastic::GroupId life = 0;
+    lighthouse::GroupId life = 0;
     std::unique_ptr<Attempt> attempt = nullptr;
     Clock::time_point started = {};
     std::optional<Clock::time_point> restart_at = std::nullopt;
@@ -67,7 +67,7 @@ class ReplicaGroups {
   SignalQueue& signals_;
   std::vector<Group> groups_;
   /// The number of groups that were started.
-  elastic::GroupId lives_ = 0;
+  lighthouse::GroupId lives_ = 0;
   Coordinator coordinator_;
   base::UniqueFd wake_fd_;
   /// The result of the group that ends the run.

@@ -4,7 +4,7 @@
 
 #include "lighthouse/messages.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 /// The time of this host, which goes on while the machine is suspended.
 inline Time now() {
@@ -14,4 +14,4 @@ inline Time now() {
          std::chrono::nanoseconds(time.tv_nsec);
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <utility>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 using Op = StoreRequest::Op;
@@ -128,4 +128,4 @@ std::string KeyValueStore::compare_set(const StoreRequest& request) {
   return found->second;
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -8,7 +8,7 @@
 
 #include "lighthouse/wire.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 /// The keys through which the groups of an epoch meet, with the semantics of
 /// c10d::Store. Its caller carries the messages.
@@ -45,4 +45,4 @@ class KeyValueStore {
   std::vector<Waiting> waiting_;
 };
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

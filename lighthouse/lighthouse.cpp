@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 /// The clocks of hosts differ by less than this part.
@@ -399,4 +399,4 @@ Reply Lighthouse::reply(GroupId id, Time now) const {
   return reply;
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -7,7 +7,7 @@
 
 #include "lighthouse/messages.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 struct LighthouseOptions {
   /// A group is suspected after this time without a report: the others go on
@@ -109,4 +109,4 @@ class Lighthouse {
   std::vector<GroupId> blocked_by_;
 };
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 Member::Member(GroupId group, Time lease, Time now)
     : group_(group), lease_(lease), answered_(now) {}
@@ -108,4 +108,4 @@ void Member::leave() {
   phase_ = Phase::kOutside;
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -4,7 +4,7 @@
 
 #include "lighthouse/messages.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 /// The part of a replica group in the protocol: what it has promised to the
 /// lighthouse, its epoch, and the commits of its state. A pure state machine.
@@ -78,4 +78,4 @@ class Member {
   Commit acknowledged_;
 };
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -4,7 +4,7 @@
 
 #include "base/fnv.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 uint64_t hash_of(uint64_t parent, const EpochNumber& epoch, int64_t step) {
@@ -40,4 +40,4 @@ Commit checkpoint_commit(int64_t step, const EpochNumber& epoch) {
   return {step, hash_of(0, epoch, step)};
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

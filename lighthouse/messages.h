@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 // Note [One lineage]
 // ~~~~~~~~~~~~~~~~~~
@@ -154,4 +154,4 @@ Commit next_commit(const Commit& parent, const EpochNumber& epoch);
 /// The commit of a checkpoint of `step` with which an epoch begins.
 Commit checkpoint_commit(int64_t step, const EpochNumber& epoch);
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -6,7 +6,7 @@
 
 #include "base/json_text.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 using nlohmann::json;
@@ -208,4 +208,4 @@ std::optional<Message> MessageReader::take() {
   }
 }
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

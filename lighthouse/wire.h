@@ -10,7 +10,7 @@
 
 #include "lighthouse/messages.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 
 /// A request to the key-value store of the launcher, with the semantics of
 /// c10d::Store.
@@ -70,4 +70,4 @@ class MessageReader {
   std::string buffer_;
 };
 
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -7,7 +7,7 @@
 #include "dtensor/scopes/module_call.h"
 #include "models/layers.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 constexpr double kGpt2InitStd = 0.02;
@@ -120,4 +120,4 @@ at::Tensor Gpt2LMHeadModelImpl::forward_cached(
   return at::linear(x.narrow(1, x.size(1) - 1, 1), transformer->wte->weight);
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

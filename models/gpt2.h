@@ -8,7 +8,7 @@
 #include "models/kv_cache.h"
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 // Shape suffixes: see llama.h.
 
@@ -109,4 +109,4 @@ class Gpt2LMHeadModelImpl : public Model {
 };
 TORCH_MODULE(Gpt2LMHeadModel);
 
-} // namespace weft::recipes
+} // namespace weft::models

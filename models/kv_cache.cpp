@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 // With room for `room` tokens behind what `buffer` has.
@@ -93,4 +93,4 @@ at::Tensor causal_attention(
       /*enable_gqa=*/k_BKTd.size(1) != q_BHTd.size(1));
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

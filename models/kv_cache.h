@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::recipes {
+namespace weft::models {
 
 // Shape suffixes: see llama.h.
 
@@ -80,4 +80,4 @@ at::Tensor causal_attention(
     double dropout_p,
     LayerCache* cache);
 
-} // namespace weft::recipes
+} // namespace weft::models

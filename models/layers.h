@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace weft::recipes {
+namespace weft::models {
 
 /// Returns a Linear whose weight is drawn from a normal distribution and whose
 /// bias is 0.
@@ -47,4 +47,4 @@ inline at::Tensor attend(
       is_causal));
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

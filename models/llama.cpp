@@ -5,7 +5,7 @@
 #include "dtensor/fused/fused_ops.h"
 #include "dtensor/scopes/module_call.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 constexpr double kInitStd = 0.02;
@@ -166,4 +166,4 @@ at::Tensor LlamaForCausalLMImpl::forward_cached(
   return logits_of(x.narrow(1, x.size(1) - 1, 1));
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

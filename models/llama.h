@@ -11,7 +11,7 @@
 #include "models/model.h"
 #include "models/rotary.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 // Shape suffixes: B batch, T sequence, D dim, H heads, K kv heads,
 // d head dim, F ffn dim, V vocabulary.
@@ -152,4 +152,4 @@ class LlamaForCausalLMImpl : public Model {
 };
 TORCH_MODULE(LlamaForCausalLM);
 
-} // namespace weft::recipes
+} // namespace weft::models

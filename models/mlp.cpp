@@ -1,6 +1,6 @@
 #include "models/mlp.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 MlpClassifierImpl::MlpClassifierImpl(const MlpConfig& config)
     : dropout_(config.dropout) {
@@ -22,4 +22,4 @@ at::Tensor MlpClassifierImpl::forward(const at::Tensor& pixels) {
   return head(x);
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

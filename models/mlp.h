@@ -6,7 +6,7 @@
 
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 struct MlpConfig {
   int64_t image_size = 8;
@@ -35,4 +35,4 @@ class MlpClassifierImpl : public Model {
 };
 TORCH_MODULE(MlpClassifier);
 
-} // namespace weft::recipes
+} // namespace weft::models

@@ -8,7 +8,7 @@
 
 #include "models/kv_cache.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 /// The interface of models for the trainer. A model is plain libtorch code
 /// without a mesh; its plan (models/plans.h) describes how it is sharded.
@@ -41,4 +41,4 @@ class Model : public torch::nn::Module {
   using torch::nn::Module::Module;
 };
 
-} // namespace weft::recipes
+} // namespace weft::models

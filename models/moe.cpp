@@ -7,7 +7,7 @@
 #include "dtensor/tensor/autograd.h"
 #include "dtensor/tensor/dtensor.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 constexpr double kExpertInitStd = 0.02;
@@ -147,4 +147,4 @@ at::Tensor MoeForCausalLMImpl::auxiliary_loss() {
   return added_up(loss);
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

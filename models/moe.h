@@ -8,7 +8,7 @@
 
 #include "models/llama.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 // Shape suffixes: see llama.h; E experts, k experts a token.
 
@@ -100,4 +100,4 @@ class MoeForCausalLMImpl : public LlamaForCausalLMImpl {
 };
 TORCH_MODULE(MoeForCausalLM);
 
-} // namespace weft::recipes
+} // namespace weft::models

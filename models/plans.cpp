@@ -6,7 +6,7 @@
 #include "tp/expert_parallel.h"
 #include "tp/replicated_kv_heads.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 tp::ParallelizePlan llama_plan(
     const PlanOptions& options,
@@ -139,4 +139,4 @@ tp::ParallelizePlan mlp_plan(
   return plan;
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

@@ -10,7 +10,7 @@
 #include "tp/parallelize_module.h"
 #include "tp/style.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 /// The inputs of a model's plan other than its config.
 struct PlanOptions {
@@ -76,4 +76,4 @@ tp::ParallelizePlan mlp_plan(
     const PlanOptions& options,
     const MlpConfig& config);
 
-} // namespace weft::recipes
+} // namespace weft::models

@@ -7,10 +7,10 @@
 #include "mesh/error/error.h"
 #include "models/plans.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
-RopeScaling rope_scaling(const RopeScalingConfig& config) {
+RopeScaling rope_scaling(const config::RopeScalingConfig& config) {
   using Type = RopeScaling::Type;
   return {
       .type = config.rope_type == "llama3"   ? Type::kLlama3
@@ -23,7 +23,7 @@ RopeScaling rope_scaling(const RopeScalingConfig& config) {
           config.original_max_position_embeddings};
 }
 
-LlamaConfig llama_config(const Recipe& recipe) {
+LlamaConfig llama_config(const config::Recipe& recipe) {
   const auto& model = recipe.model;
   return {
       .dim = model.dim,
@@ -40,7 +40,7 @@ LlamaConfig llama_config(const Recipe& recipe) {
       .attention_dropout = model.attention_dropout};
 }
 
-MoeConfig moe_config(const Recipe& recipe) {
+MoeConfig moe_config(const config::Recipe& recipe) {
   const auto& model = recipe.model;
   MoeConfig config{llama_config(recipe)};
   config.num_experts = model.num_experts;
@@ -50,7 +50,7 @@ MoeConfig moe_config(const Recipe& recipe) {
   return config;
 }
 
-Gpt2Config gpt2_config(const Recipe& recipe) {
+Gpt2Config gpt2_config(const config::Recipe& recipe) {
   const auto& model = recipe.model;
   return {
       .dim = model.dim,
@@ -64,7 +64,7 @@ Gpt2Config gpt2_config(const Recipe& recipe) {
       .attention_dropout = model.attention_dropout};
 }
 
-VitConfig vit_config(const Recipe& recipe) {
+VitConfig vit_config(const config::Recipe& recipe) {
   const auto& model = recipe.model;
   return {
       .image_size = model.image_size,
@@ -80,7 +80,7 @@ VitConfig vit_config(const Recipe& recipe) {
       .attention_dropout = model.attention_dropout};
 }
 
-MlpConfig mlp_config(const Recipe& recipe) {
+MlpConfig mlp_config(const config::Recipe& recipe) {
   const auto& model = recipe.model;
   return {
       .image_size = model.image_size,
@@ -102,21 +102,21 @@ ModelType type(
       .title = std::move(title),
       .input = input,
       .outputs =
-          [input](const Recipe& recipe) {
+          [input](const config::Recipe& recipe) {
             return input == ModelInput::kTokens ? recipe.model.vocab_size
                                                 : recipe.model.num_classes;
           },
-      .make = [](const Recipe& recipe) -> std::shared_ptr<Model> {
+      .make = [](const config::Recipe& recipe) -> std::shared_ptr<Model> {
         return std::make_shared<Impl>(Config(recipe));
       },
       .plan =
-          [](const Recipe& recipe, const PlanOptions& options) {
+          [](const config::Recipe& recipe, const PlanOptions& options) {
             return Plan(options, Config(recipe));
           }};
 }
 
-const ModelTypes& builtin_types() {
-  static const ModelTypes types{
+const config::ModelTypes& builtin_types() {
+  static const config::ModelTypes types{
       type<llama_config, LlamaForCausalLMImpl, llama_plan>("llama", "Llama"),
       type<gpt2_config, Gpt2LMHeadModelImpl, gpt2_plan>("gpt2", "GPT-2"),
       type<moe_config, MoeForCausalLMImpl, moe_plan>(
@@ -128,12 +128,14 @@ const ModelTypes& builtin_types() {
   return types;
 }
 
-const ModelType* find_type(const ModelTypes& types, std::string_view name) {
+const ModelType* find_type(
+    const config::ModelTypes& types,
+    std::string_view name) {
   const auto found = std::ranges::find(types, name, &ModelType::name);
   return found == types.end() ? nullptr : &*found;
 }
 
-const ModelType& type_of(const Recipe& recipe) {
+const ModelType& type_of(const config::Recipe& recipe) {
   const auto& linked = recipe.origins.models.types;
   const auto& name = recipe.model.type;
   const auto* type = find_type(builtin_types(), name);
@@ -141,7 +143,7 @@ const ModelType& type_of(const Recipe& recipe) {
     type = find_type(*linked, name);
   }
   if (type == nullptr) {
-    refuse(recipe, "model.type", "there is no model \"" + name + "\"");
+    config::refuse(recipe, "model.type", "there is no model \"" + name + "\"");
   }
   return *type;
 }
@@ -161,7 +163,7 @@ bool is_type_name(std::string_view name) {
 
 } // namespace
 
-void check_model_types(const ModelTypes& models) {
+void check_model_types(const config::ModelTypes& models) {
   for (const auto& type : models) {
     if (find_type(builtin_types(), type.name) != nullptr) {
       refuse_type(
@@ -181,48 +183,48 @@ void check_model_types(const ModelTypes& models) {
   }
 }
 
-KnownModels known_models(ModelTypes types) {
-  KnownModels known;
+config::KnownModels known_models(config::ModelTypes types) {
+  config::KnownModels known;
   for (const auto& type : types) {
     known.names.push_back(type.name);
   }
-  known.types = std::make_shared<const ModelTypes>(std::move(types));
+  known.types = std::make_shared<const config::ModelTypes>(std::move(types));
   return known;
 }
 
-void resolve_options(Recipe& recipe) {
+void resolve_options(config::Recipe& recipe) {
   if (const auto& resolve = type_of(recipe).resolve) {
     resolve(recipe);
   }
 }
 
 void detail::resolve_with(
-    Recipe& recipe,
-    const std::function<void(ModelOptions&)>& read) {
-  ModelOptions options(recipe);
+    config::Recipe& recipe,
+    const std::function<void(config::ModelOptions&)>& read) {
+  config::ModelOptions options(recipe);
   try {
     read(options);
   } catch (const mesh::UsageError&) {
     throw;
   } catch (const c10::ValueError& error) { // a check of the model's own
-    refuse(recipe, "model.options", error.what_without_backtrace());
+    config::refuse(recipe, "model.options", error.what_without_backtrace());
   }
   recipe.model.options = options.finish();
 }
 
-ModelInput model_input(const Recipe& recipe) {
+ModelInput model_input(const config::Recipe& recipe) {
   return type_of(recipe).input;
 }
 
-int64_t model_outputs(const Recipe& recipe) {
+int64_t model_outputs(const config::Recipe& recipe) {
   return type_of(recipe).outputs(recipe);
 }
 
-std::shared_ptr<Model> make_model(const Recipe& recipe) {
+std::shared_ptr<Model> make_model(const config::Recipe& recipe) {
   return type_of(recipe).make(recipe);
 }
 
-tp::ParallelizePlan model_plan(const Recipe& recipe) {
+tp::ParallelizePlan model_plan(const config::Recipe& recipe) {
   return type_of(recipe).plan(
       recipe,
       {.sequence_parallel = recipe.tp.sequence_parallel,
@@ -230,8 +232,8 @@ tp::ParallelizePlan model_plan(const Recipe& recipe) {
        .size = recipe.mesh.tp});
 }
 
-std::string_view model_title(const Recipe& recipe) {
+std::string_view model_title(const config::Recipe& recipe) {
   return type_of(recipe).title;
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

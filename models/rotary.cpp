@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace weft::recipes {
+namespace weft::models {
 
 at::Tensor
 rotary_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling) {
@@ -35,4 +35,4 @@ RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t length) {
   return {both.cos(), both.sin()};
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

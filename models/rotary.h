@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::recipes {
+namespace weft::models {
 
 /// The scaling of rotary frequencies for sequences longer than those that a
 /// model was first trained on.
@@ -40,4 +40,4 @@ rotary_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling);
 /// Shapes: frequencies [d / 2].
 RotaryTables rotary_tables(const at::Tensor& frequencies, int64_t length);
 
-} // namespace weft::recipes
+} // namespace weft::models

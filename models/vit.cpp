@@ -5,7 +5,7 @@
 #include "dtensor/scopes/module_call.h"
 #include "models/layers.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 torch::nn::LayerNorm vit_norm(const VitConfig& config) {
@@ -132,4 +132,4 @@ at::Tensor VitForImageClassificationImpl::forward(const at::Tensor& pixels) {
   return classifier(x_BTD.select(1, 0));
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

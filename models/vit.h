@@ -6,7 +6,7 @@
 
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 // Shape suffixes: see llama.h; C channels, N patches, P pixels of a patch in
 // all channels. T is N + 1: the class token comes first.
@@ -137,4 +137,4 @@ class VitForImageClassificationImpl : public Model {
 };
 TORCH_MODULE(VitForImageClassification);
 
-} // namespace weft::recipes
+} // namespace weft::models

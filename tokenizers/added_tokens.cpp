@@ -7,7 +7,7 @@
 #include "tokenizers/pattern.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 uint64_t step_key(uint32_t node, char byte) {
@@ -194,4 +194,4 @@ void AddedTokens::split(
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -12,7 +12,7 @@
 #include "tokenizers/json_node.h"
 #include "tokenizers/normalizer.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// A token that is matched in the text itself, before the text is split into
 /// words.
@@ -83,4 +83,4 @@ class AddedTokens {
   StringFinder normalized_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -11,7 +11,7 @@
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81"; // U+2581
@@ -361,4 +361,4 @@ void BpeModel::merge_at(const Candidate& candidate) const {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

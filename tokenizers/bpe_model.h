@@ -11,7 +11,7 @@
 
 #include "tokenizers/json_node.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// The pairs of tokens that are merged, and the order of the merges.
 class MergeTable {
@@ -121,4 +121,4 @@ class BpeModel {
   mutable std::vector<KnownWord> known_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

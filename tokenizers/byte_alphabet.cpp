@@ -2,7 +2,7 @@
 
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 constexpr bool is_visible_byte(unsigned byte) {
@@ -56,4 +56,4 @@ std::optional<std::string> decode_byte_level(std::string_view text) {
   return bytes;
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

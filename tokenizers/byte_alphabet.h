@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Returns GPT-2's alphabet: a visible character for every byte.
 /// Source: Radford et al., Language Models are Unsupervised Multitask Learners
@@ -16,4 +16,4 @@ const std::array<char32_t, 256>& byte_alphabet();
 /// outside of the alphabet.
 std::optional<std::string> decode_byte_level(std::string_view text);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -8,7 +8,7 @@
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 void JsonNode::refuse(const std::string& message) const {
   mesh::throw_error<TokenizerError>(fmt::format(
@@ -105,4 +105,4 @@ std::string JsonNode::type() const {
   return at("type").string();
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// A value in a tokenizer.json and its path, for messages:
 /// "llama/tokenizer.json: model.merges: ...".
@@ -52,4 +52,4 @@ class JsonNode {
   std::string path_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -7,7 +7,7 @@
 #include "tokenizers/pattern.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 HeadedText strip_spaces(const HeadedText& from, bool left, bool right) {
@@ -176,4 +176,4 @@ void Normalizers::add(const JsonNode& node) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

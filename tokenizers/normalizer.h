@@ -9,7 +9,7 @@
 
 #include "tokenizers/json_node.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 // Note [Where a text begins]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -57,4 +57,4 @@ std::string replace_all(
     std::string_view pattern,
     std::string_view content);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -9,7 +9,7 @@
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 [[noreturn]] void refuse_pattern(
@@ -349,4 +349,4 @@ size_t next_character(std::string_view text, size_t offset) {
 }
 } // namespace detail
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

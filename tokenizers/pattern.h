@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// A regular expression of a tokenizer.json, run by PCRE2. The syntax is
 /// Oniguruma's, restricted to the part that such files use.
@@ -68,4 +68,4 @@ void Pattern::for_each(std::string_view text, const Visit& visit) const {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

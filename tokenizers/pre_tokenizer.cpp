@@ -9,7 +9,7 @@
 #include "tokenizers/pattern.h"
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 /// The handling of the matches of a pattern.
@@ -342,4 +342,4 @@ void PreTokenizers::split(std::string_view text, size_t head, PieceSink sink)
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -8,7 +8,7 @@
 
 #include "tokenizers/json_node.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// A callback that receives a piece of text and the length of its head. See
 /// Note [Where a text begins].
@@ -47,4 +47,4 @@ class PreTokenizers {
   bool is_byte_level_ = false;
 };
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -7,7 +7,7 @@
 
 #include "tokenizers/tokenizer_file.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 class SentencePieceTokenizer : public Tokenizer {
@@ -135,4 +135,4 @@ std::unique_ptr<Tokenizer> open_sentence_piece(const std::string& path) {
       read_tokenizer_file(path), path);
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -5,10 +5,10 @@
 
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Opens a SentencePiece model.
 /// Throws: TokenizerError if the file cannot be used.
 std::unique_ptr<Tokenizer> open_sentence_piece(const std::string& path);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -6,7 +6,7 @@
 #include "tokenizers/byte_alphabet.h"
 #include "tokenizers/normalizer.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -138,4 +138,4 @@ std::string TokenDecoder::decode(std::vector<std::string> names) const {
   return text;
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -7,7 +7,7 @@
 
 #include "tokenizers/json_node.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Converts the names of tokens to text.
 class TokenDecoder {
@@ -29,4 +29,4 @@ class TokenDecoder {
   std::vector<Step> steps_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -9,7 +9,7 @@
 #include "tokenizers/tokenizer_file.h"
 #include "tokenizers/tokenizer_json.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 namespace fs = std::filesystem;
@@ -115,4 +115,4 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name_or_path) {
   refuse_name(name_or_path, "the file is neither a *.json nor a *.model");
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

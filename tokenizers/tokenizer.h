@@ -12,7 +12,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Thrown if a tokenizer's file cannot be used, or if it cannot encode a text.
 class TokenizerError : public mesh::UsageError {
@@ -76,4 +76,4 @@ class Tokenizer {
 /// of a component if that is not supported.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name_or_path);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -11,7 +11,7 @@
 #include "tokenizers/tokenizer.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 std::string read_tokenizer_file(const std::string& path) {
   namespace fs = std::filesystem;
@@ -63,4 +63,4 @@ void check_token(int64_t token, int64_t vocab_size) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Returns the content of a regular file of at most 256 MiB.
 /// Throws: TokenizerError if the file cannot be read or is larger.
@@ -21,4 +21,4 @@ void check_text(std::string_view text);
 /// Throws: TokenizerError if it is not in [0, vocab_size).
 void check_token(int64_t token, int64_t vocab_size);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

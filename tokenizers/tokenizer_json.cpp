@@ -16,7 +16,7 @@
 #include "tokenizers/tokenizer_file.h"
 #include "tokenizers/utf8.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 namespace fs = std::filesystem;
@@ -267,4 +267,4 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(
       JsonNode(json, path), path, content_fingerprint(text));
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -6,7 +6,7 @@
 
 #include "tokenizers/tokenizer.h"
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Reads a Hugging Face tokenizer.json of type BPE. The begin and end tokens
 /// come from tokenizer_config.json or special_tokens_map.json in the same
@@ -21,4 +21,4 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(
     std::string_view text,
     const std::string& path);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

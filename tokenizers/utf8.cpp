@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 namespace {
 
 // Bytes of the character at the beginning of `text`; 0: none begins there.
@@ -102,4 +102,4 @@ bool is_white_space(char32_t c) {
          c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::tokenizers {
 
 /// Returns the offset of the first byte that is not part of a character in
 /// UTF-8. Overlong forms, surrogates and code points beyond U+10FFFF are not
@@ -27,4 +27,4 @@ void append_utf8(std::string& text, char32_t code_point);
 /// Returns true if the character has Unicode's property White_Space.
 bool is_white_space(char32_t code_point);
 
-} // namespace weft::recipes
+} // namespace weft::tokenizers

@@ -33,7 +33,7 @@
 #include "train/trace/step_tracer.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -43,25 +43,25 @@ bool is_due(int64_t step, int64_t every) {
 }
 
 // That the folder that the run will become is not there yet.
-void check_export(const Recipe& recipe) {
+void check_export(const config::Recipe& recipe) {
   constexpr const char* kExportKey = "checkpoint.export_to";
   const auto& folder = recipe.checkpoint.export_to;
   if (folder.empty()) {
     return;
   }
   try {
-    hub::check_is_free(folder);
+    hf::check_is_free(folder);
   } catch (const mesh::UsageError& error) {
-    refuse(recipe, kExportKey, error.what_without_backtrace());
+    config::refuse(recipe, kExportKey, error.what_without_backtrace());
   }
 }
 
 // As a checkpoint keeps it: model.from wherever it is read.
-std::string stored_text(Recipe recipe) {
+std::string stored_text(config::Recipe recipe) {
   if (!recipe.model.from.empty()) {
-    recipe.model.from = hub::portable_path(recipe.model.from);
+    recipe.model.from = hf::portable_path(recipe.model.from);
   }
-  return to_yaml(recipe);
+  return config::to_yaml(recipe);
 }
 
 bool is_first_life() {
@@ -69,7 +69,7 @@ bool is_first_life() {
 }
 
 // Whether a replica group has begun to write the folder since weftrun began.
-bool is_folder_begun(const Recipe& recipe) {
+bool is_folder_begun(const config::Recipe& recipe) {
   const auto launched = mesh::env::get("WEFT_LAUNCH_T0");
   std::error_code error;
   const auto written = std::filesystem::last_write_time(
@@ -83,7 +83,7 @@ bool is_folder_begun(const Recipe& recipe) {
 
 // Whether this process writes the folder from the start: in an elastic run the
 // first replica group does, in its first life or if that has not come so far.
-bool begins_folder(const Recipe& recipe) {
+bool begins_folder(const config::Recipe& recipe) {
   return !recipe.elastic.is_on() ||
          (mesh::env::get("REPLICA_GROUP_ID") == "0" &&
           (is_first_life() || !is_folder_begun(recipe)));
@@ -91,7 +91,7 @@ bool begins_folder(const Recipe& recipe) {
 
 class Run {
  public:
-  Run(const Recipe& recipe, const mesh::World& world, bool fresh)
+  Run(const config::Recipe& recipe, const mesh::World& world, bool fresh)
       : world_(world),
         leads_(begins_folder(recipe)),
         trainer_(with_earlier_choices(recipe, fresh), world),
@@ -279,11 +279,11 @@ class Run {
     }
     set_run_phase(RunPhase::kSaved);
     const auto done =
-        hub::export_model(checkpoint::step_path(store_.path(), step), folder);
+        hf::export_model(checkpoint::step_path(store_.path(), step), folder);
     for (const auto& note : done.notes) {
       log_line(note);
     }
-    log_line(fmt::format("exported {}: {}", folder, hub::describe(done)));
+    log_line(fmt::format("exported {}: {}", folder, hf::describe(done)));
   }
 
   void run_steps(int64_t first) {
@@ -641,7 +641,7 @@ class Run {
   /// elastic runs.
   bool leads_;
   Trainer trainer_;
-  const Recipe& recipe_;
+  const config::Recipe& recipe_;
   std::unique_ptr<RunOutputs> outputs_;
   RunStore store_;
   /// What was there before; the same command would do so again.
@@ -660,7 +660,10 @@ class Run {
 
 } // namespace
 
-void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
+void run_training(
+    const config::Recipe& recipe,
+    const mesh::World& world,
+    bool fresh) {
   const auto steps = checkpoint::list_steps(checkpoints_path(recipe));
   const bool begins =
       fresh || steps.empty() || recipe.checkpoint.resume == "never";
@@ -674,4 +677,4 @@ void run_training(const Recipe& recipe, const mesh::World& world, bool fresh) {
   Run(recipe, world, fresh).run();
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -3,7 +3,7 @@
 #include "config/recipe.h"
 #include "mesh/world.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Trains the model of a recipe up to its last step. Resumes from the newest
 /// valid checkpoint of the run's folder, or starts over with `fresh`. Rank 0
@@ -12,6 +12,9 @@ namespace weft::recipes {
 /// Throws: the exceptions of Trainer; mesh::UsageError if the folder cannot be
 /// used; checkpoint::CheckpointError if there are checkpoints and none is
 /// valid, or if the last one cannot be saved.
-void run_training(const Recipe& recipe, const mesh::World& world, bool fresh);
+void run_training(
+    const config::Recipe& recipe,
+    const mesh::World& world,
+    bool fresh);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -10,18 +10,18 @@
 #include "mesh/error/error.h"
 #include "train/metrics/write_file.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
-std::string in_folder(const Recipe& recipe, const char* name) {
+std::string in_folder(const config::Recipe& recipe, const char* name) {
   return (std::filesystem::path(recipe.output_dir) / name).string();
 }
 
 // A run that resumes has one already, which stays if this one is not written.
 // What could not be done, or "".
-std::string write_recipe(const Recipe& recipe) {
+std::string write_recipe(const config::Recipe& recipe) {
   try {
-    write_file(in_folder(recipe, "recipe.yaml"), to_yaml(recipe));
+    write_file(in_folder(recipe, "recipe.yaml"), config::to_yaml(recipe));
     return "";
   } catch (const mesh::UsageError& error) {
     return fmt::format(
@@ -31,7 +31,7 @@ std::string write_recipe(const Recipe& recipe) {
 
 } // namespace
 
-RunOutputs::RunOutputs(const Recipe& recipe)
+RunOutputs::RunOutputs(const config::Recipe& recipe)
     : recipe_(recipe),
       progress_(
           stdout,
@@ -139,4 +139,4 @@ void RunOutputs::refresh_report(bool is_last) {
   log_line(report_.refresh(is_last));
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

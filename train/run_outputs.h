@@ -15,14 +15,14 @@
 #include "train/report/report.h"
 #include "train/store/run_store.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The outputs of a run other than its checkpoints: the lines on stdout,
 /// metrics.jsonl, recipe.yaml, report.html and event files. Exists on rank 0
 /// only.
 class RunOutputs {
  public:
-  explicit RunOutputs(const Recipe& recipe);
+  explicit RunOutputs(const config::Recipe& recipe);
 
   /// Prints a line for the user. Does nothing if `text` is empty.
   void log_line(const std::string& text);
@@ -58,7 +58,7 @@ class RunOutputs {
  private:
   void refresh_report(bool is_last);
 
-  const Recipe& recipe_;
+  const config::Recipe& recipe_;
   Progress progress_;
   LiveReport report_;
   std::unique_ptr<MetricsLog> metrics_;
@@ -66,4 +66,4 @@ class RunOutputs {
   std::optional<QuorumLog> quorums_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -15,7 +15,7 @@
 #include "base/safe_writer.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr std::array kStopSignals{SIGTERM, SIGUSR1};
@@ -143,4 +143,4 @@ std::string stop_signal_name() {
   return signal == 0 ? "" : std::string(name_of_stop(signal));
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Thrown if a run was preempted and has stopped after a step. The same command
 /// resumes it.
@@ -45,4 +45,4 @@ bool is_stop_requested();
 /// Returns "SIGTERM" or "SIGUSR1", whichever arrived first. Empty if none has.
 std::string stop_signal_name();
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -29,7 +29,7 @@
 #include "train/setup/products.h"
 #include "train/store/link_costs.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -40,20 +40,22 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 // Fills in recipe.links, if they are to be measured.
-mesh::DeviceMesh make_mesh(Recipe& recipe, const mesh::World& world) {
+mesh::DeviceMesh make_mesh(config::Recipe& recipe, const mesh::World& world) {
   auto mesh = make_job_mesh(recipe, world);
   resolve_link_costs(recipe, mesh);
   return mesh;
 }
 
-Recipe with_products(Recipe recipe) {
+config::Recipe with_products(config::Recipe recipe) {
   resolve_products(recipe);
   return recipe;
 }
 
-BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
+data::BatchLoader open_data(
+    const config::Recipe& recipe,
+    const mesh::World& world) {
   // Row-major mesh: tp ranks of one replica are neighbours.
-  auto loader = BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
+  auto loader = data::BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
   check_runs_agree(recipe, loader.data().fingerprint_text(), world);
   return loader;
 }
@@ -61,7 +63,9 @@ BatchLoader open_data(const Recipe& recipe, const mesh::World& world) {
 // Random ops of a step start from its number, and count the samples of a
 // micro-batch where the global batch has them: dropout does not depend on the
 // mesh, on accumulation, or on where a run was resumed.
-dtensor::RandomState random_state_of(const Recipe& recipe, int64_t step) {
+dtensor::RandomState random_state_of(
+    const config::Recipe& recipe,
+    int64_t step) {
   return {
       .seed = static_cast<uint64_t>(recipe.seed),
       .sequence = static_cast<uint64_t>(step + 1) << 32};
@@ -76,7 +80,7 @@ bool says_rank_0(const mesh::World& world, bool holds, std::string_view what) {
   return numbers[0][0].item<int64_t>() != 0;
 }
 
-Trainer::Trainer(Recipe recipe, const mesh::World& world)
+Trainer::Trainer(config::Recipe recipe, const mesh::World& world)
     : recipe_(with_products(std::move(recipe))),
       world_(world),
       loader_(open_data(recipe_, world)),
@@ -207,7 +211,7 @@ double Trainer::comm_ms() const {
 // Calls `take_loss` between the two. The loss is left where it is: reading it
 // would make the host wait for a device.
 void Trainer::forward_backward(
-    const Batch& batch,
+    const data::Batch& batch,
     int64_t step,
     const std::function<void(const at::Tensor&)>& take_loss) {
   const dtensor::RandomScope random(
@@ -221,7 +225,7 @@ void Trainer::forward_backward(
   at::Tensor loss;
   {
     const auto phase = span("forward");
-    const auto here = to_device(batch, world_.device());
+    const auto here = data::to_device(batch, world_.device());
     loss = training_loss(
         recipe_,
         *job_.model,
@@ -428,7 +432,7 @@ std::optional<double> Trainer::evaluate() {
     if (is_stop_requested_ && all_reduce_stop_request()) {
       return std::nullopt;
     }
-    const auto batch = to_device(
+    const auto batch = data::to_device(
         loader_.heldout(i / micro_steps, i % micro_steps), world_.device());
     sum += token_loss(
                job_.data_parallel->forward(batch.input),
@@ -471,7 +475,7 @@ std::string Trainer::describe() const {
   return fmt::format(
       "{}: {} with {:.2f} M parameters on {}, {}, {} steps of {}",
       recipe_.name,
-      model_title(recipe_),
+      models::model_title(recipe_),
       static_cast<double>(count) * 1e-6,
       recipe_.mesh.to_string(),
       loader_.data().describe(),
@@ -479,4 +483,4 @@ std::string Trainer::describe() const {
       describe_batch(recipe_));
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

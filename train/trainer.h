@@ -20,7 +20,7 @@
 #include "train/store/train_state.h"
 #include "train/trace/step_tracer.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns what rank 0 passes, on all ranks.
 /// Collective: the ranks of `world`; blocks.
@@ -36,7 +36,7 @@ class Trainer {
   /// Collective: all ranks of `world`; blocks.
   /// Throws: mesh::UsageError if the recipe or the data cannot be used;
   /// mesh::DisagreementError if ranks have different recipes or data.
-  Trainer(Recipe recipe, const mesh::World& world);
+  Trainer(config::Recipe recipe, const mesh::World& world);
   ~Trainer();
 
   /// Runs one optimizer step over a full global batch. `step` counts from 0; in
@@ -115,7 +115,7 @@ class Trainer {
   bool should_stop() const { return should_stop_; }
 
   TrainJob& job() { return job_; }
-  const Recipe& recipe() const { return recipe_; }
+  const config::Recipe& recipe() const { return recipe_; }
   /// Describes the model, mesh, data and steps in one line.
   std::string describe() const;
 
@@ -154,7 +154,7 @@ class Trainer {
   };
   std::vector<Part> parts_of(const elastic::Step& step) const;
   void forward_backward(
-      const Batch& batch,
+      const data::Batch& batch,
       int64_t step,
       const std::function<void(const at::Tensor&)>& take_loss);
   /// The loss of a micro-batch, whose number is not read yet.
@@ -178,9 +178,9 @@ class Trainer {
   /// `phase` must be a string literal.
   PhaseSpan span(const char* phase) const;
 
-  Recipe recipe_;
+  config::Recipe recipe_;
   mesh::World world_;
-  BatchLoader loader_;
+  data::BatchLoader loader_;
   std::string data_fingerprint_;
   TrainJob job_;
   const StepTracer* tracer_ = nullptr;
@@ -220,4 +220,4 @@ class Trainer {
   std::vector<ddp::LocalNorm> earlier_norms_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

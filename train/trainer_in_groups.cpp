@@ -17,7 +17,7 @@
 #include "elastic/manager.h"
 #include "train/health/integrity_checker.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 void Trainer::join_groups(
     int64_t step,
@@ -54,10 +54,10 @@ void Trainer::warm_up() {
 // The tensors of a checkpoint, and what else a step depends on.
 void Trainer::register_state() {
   constexpr char kSeparator = '/';
-  for (const auto& key : schema()) {
+  for (const auto& key : config::schema()) {
     if (!key.path.starts_with("links.")) { // Each group may measure its own.
       manager_->register_text(
-          std::string(key.path), value_of(recipe_, key.path));
+          std::string(key.path), config::value_of(recipe_, key.path));
     }
   }
   manager_->register_text("data", data_fingerprint_);
@@ -194,4 +194,4 @@ void Trainer::run_together(const std::function<void()>& act) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 
 /// The flags of bench/peer/train_step.py, with its defaults.
 struct StepOptions {
@@ -234,4 +234,4 @@ struct SavePlanOptions {
 /// Throws: mesh::UsageError if the options are inconsistent.
 std::optional<std::string> run_save_plan(const SavePlanOptions& options);
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -21,7 +21,7 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -247,4 +247,4 @@ std::optional<std::string> run_checkpoint(const CheckpointOptions& options) {
   return CheckpointBench(world, options).run();
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -17,7 +17,7 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using mesh::Communicator;
@@ -267,4 +267,4 @@ std::optional<std::string> run_collective(const CollectiveOptions& options) {
       {"results", results}});
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -10,7 +10,7 @@
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 torch::nn::Sequential build(const DeferredMemoryOptions& options) {
@@ -76,4 +76,4 @@ std::optional<std::string> run_deferred_memory(
   return base::json_text(json);
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -17,7 +17,7 @@
 // The DTensors lie on a mesh of two ranks that need nothing of each other:
 // what is timed is the way through the dispatcher, not a collective.
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using dtensor::Replicate;
@@ -239,4 +239,4 @@ std::string run_dispatch(const std::string& only) {
   return results.dump();
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

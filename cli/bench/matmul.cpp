@@ -12,7 +12,7 @@
 #include "cli/bench/measure.h"
 #include "matmul/library.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -177,4 +177,4 @@ std::string run_matmul(const StepOptions& options) {
       {"products", lines}});
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

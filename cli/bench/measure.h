@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 
 /// Returns the time of one of `calls` calls of `op` in microseconds.
 template <class Op>
@@ -55,4 +55,4 @@ inline void reset_peak() {
   std::ofstream("/proc/self/clear_refs") << "5";
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -14,7 +14,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 constexpr int kRandomRounds = 15;
@@ -79,4 +79,4 @@ std::string run_random() {
   return base::json_text(json);
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

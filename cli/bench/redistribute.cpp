@@ -13,7 +13,7 @@
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using dtensor::Partial;
@@ -78,4 +78,4 @@ std::optional<std::string> run_redistribute() {
                            : std::nullopt;
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -10,7 +10,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "mesh/world.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using torch::nn::Sequential;
@@ -106,4 +106,4 @@ std::optional<std::string> run_reducer(const ReducerOptions& options) {
                            : std::nullopt;
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -19,7 +19,7 @@
 #include "cli/bench/measure.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -306,4 +306,4 @@ std::optional<std::string> run_save_plan(const SavePlanOptions& options) {
   return base::json_text(result);
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

@@ -33,7 +33,7 @@
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes::bench {
+namespace weft::cli::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -66,8 +66,8 @@ double launch_time() {
   return now_since_epoch();
 }
 
-Recipe recipe_of(const StepOptions& options) {
-  Recipe recipe;
+config::Recipe recipe_of(const StepOptions& options) {
+  config::Recipe recipe;
   recipe.name = "bench";
   recipe.device = options.device;
   recipe.mesh = {options.dp, options.tp};
@@ -159,12 +159,14 @@ struct Timings {
 
 class Training {
  public:
-  Training(const StepOptions& options, TrainJob& job, StartPhases& start)
+  Training(const StepOptions& options, train::TrainJob& job, StartPhases& start)
       : options_(options),
         job_(job),
         start_(start),
         generator_(at::make_generator<at::CPUGeneratorImpl>(
-            1 + static_cast<uint64_t>(batch_mesh(job.mesh).coordinate(0)))) {}
+            1 +
+            static_cast<uint64_t>(train::batch_mesh(job.mesh).coordinate(0)))) {
+  }
 
   Timings run() {
     run_steps(options_.warmup);
@@ -244,11 +246,11 @@ class Training {
         {options_.batch, options_.seq + 1},
         generator_,
         at::TensorOptions(at::kLong));
-    const auto batch = to_device(
+    const auto batch = data::to_device(
         {.input = data.slice(1, 0, -1), .target = data.slice(1, 1)},
         job_.mesh.world().device());
     const auto begin = Clock::now();
-    auto loss = token_loss(
+    auto loss = train::token_loss(
         job_.data_parallel->forward(batch.input),
         batch.target,
         options_.batch * options_.seq * options_.dp);
@@ -265,7 +267,7 @@ class Training {
   }
 
   const StepOptions& options_;
-  TrainJob& job_;
+  train::TrainJob& job_;
   StartPhases& start_;
   at::Generator generator_;
   Timings timings_;
@@ -358,16 +360,16 @@ std::optional<std::string> run_step(const StepOptions& options) {
   at::set_num_threads(static_cast<int>(options.threads));
   auto recipe = recipe_of(options);
   const auto job_rank = mesh::current_job_rank();
-  validate(recipe, job_rank.world_size);
-  resolve_products(recipe);
+  train::validate(recipe, job_rank.world_size);
+  train::resolve_products(recipe);
   const auto world = make_world(options, job_rank);
   start.end("rendezvous");
-  const auto mesh = make_job_mesh(recipe, world);
+  const auto mesh = train::make_job_mesh(recipe, world);
   start.end("groups");
-  auto job = make_train_job(recipe, mesh);
+  auto job = train::make_train_job(recipe, mesh);
   start.end("model");
   const auto timings = Training(options, job, start).run();
-  auto peak = at::full({1}, peak_rss_mb(), at::kDouble);
+  auto peak = at::full({1}, train::peak_rss_mb(), at::kDouble);
   world.group().all_reduce(peak, mesh::ReduceOp::kMax, "peak_rss_mb").wait();
   if (world.rank() != 0) {
     return std::nullopt;
@@ -396,4 +398,4 @@ std::optional<std::string> run_startup(StepOptions options) {
   return base::json_text(result);
 }
 
-} // namespace weft::recipes::bench
+} // namespace weft::cli::bench

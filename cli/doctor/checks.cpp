@@ -29,7 +29,7 @@
 #include "matmul/library.h"
 #include "mesh/device/device.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -327,4 +327,4 @@ std::vector<Check> check_host() {
       host_name()};
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

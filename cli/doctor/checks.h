@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// A requirement of a run and its state on this host.
 struct Check {
@@ -18,4 +18,4 @@ struct Check {
 /// that is cheap. Opens CUDA only if there is an NVIDIA device.
 std::vector<Check> check_host();
 
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -13,7 +13,7 @@
 
 #include "base/read_file.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -191,4 +191,4 @@ std::vector<Listener> find_listeners(const fs::path& proc) {
   return listeners;
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

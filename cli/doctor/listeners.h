@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// A TCP socket on which a Weft process listens.
 struct Listener {
@@ -41,4 +41,4 @@ struct ListeningSocket {
 /// states.
 std::optional<ListeningSocket> parse_socket(const std::string& line);
 
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -10,7 +10,7 @@
 #include "base/json_text.h"
 #include "train/setup/loss.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -76,7 +76,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-std::string header(const StepEstimate& estimate, const Recipe& recipe) {
+std::string header(const StepEstimate& estimate, const config::Recipe& recipe) {
   return fmt::format(
       "{}: {} parameters, {} on {} ranks ({}), a step of {} "
       "in {} micro-batch{}\n",
@@ -85,7 +85,7 @@ std::string header(const StepEstimate& estimate, const Recipe& recipe) {
       recipe.train.dtype,
       estimate.world_size,
       recipe.mesh.to_string(),
-      describe_batch(recipe),
+      train::describe_batch(recipe),
       estimate.micro_batches,
       estimate.micro_batches == 1 ? "" : "es");
 }
@@ -347,7 +347,7 @@ std::string to_json(
         {"dp_shard", recipe.mesh.dp_shard},
         {"tp", recipe.mesh.tp}}},
       {"parameters", estimate.parameter_count},
-      {"tokens_per_step", targets_per_step(recipe)},
+      {"tokens_per_step", train::targets_per_step(recipe)},
       {"micro_batches", estimate.micro_batches},
       {"memory_bytes",
        {{"parameters", memory.parameters},
@@ -383,4 +383,4 @@ std::string to_json(
   return base::json_text(json);
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

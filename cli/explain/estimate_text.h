@@ -6,11 +6,11 @@
 #include "cli/explain/measured.h"
 #include "cli/explain/step_estimate.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// The context in which an estimate is shown.
 struct EstimateContext {
-  const Recipe& recipe;
+  const config::Recipe& recipe;
   /// The measurements of a run. Null if there are none.
   const MeasuredRun* measured = nullptr;
   /// The result of over_budget().
@@ -29,4 +29,4 @@ std::string to_json(
     const StepEstimate& estimate,
     const EstimateContext& context);
 
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -15,7 +15,7 @@
 #include "mesh/error/error.h"
 #include "train/setup/load_recipe.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 using nlohmann::json;
@@ -98,23 +98,23 @@ bool affects_steps(std::string_view key) {
          key == "data.sequence_length";
 }
 
-void check_same_step(const std::string& folder, const Recipe& recipe) {
+void check_same_step(const std::string& folder, const config::Recipe& recipe) {
   const auto path = folder + "/recipe.yaml";
   if (!std::filesystem::is_regular_file(path)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "{} has no recipe.yaml. Give the folder of a run, e.g. outputs/NAME",
         folder));
   }
-  const auto run = load_stored_recipe(path, recipe.origins.models);
-  for (const auto& key : differing_keys(run, recipe)) {
+  const auto run = train::load_stored_recipe(path, recipe.origins.models);
+  for (const auto& key : config::differing_keys(run, recipe)) {
     if (affects_steps(key)) {
       mesh::throw_error<mesh::UsageError>(fmt::format(
           "{} was measured with another recipe: {} is {} there and {} here. To "
           "explain the recipe of the run, use weft explain {} --measured {}",
           folder,
           key,
-          value_of(run, key),
-          value_of(recipe, key),
+          config::value_of(run, key),
+          config::value_of(recipe, key),
           path,
           folder));
     }
@@ -151,7 +151,9 @@ const MeasuredRun::Call* MeasuredRun::find(
   return found == calls.end() ? nullptr : &found->second;
 }
 
-MeasuredRun read_measured(const std::string& folder, const Recipe& recipe) {
+MeasuredRun read_measured(
+    const std::string& folder,
+    const config::Recipe& recipe) {
   check_same_step(folder, recipe);
   MeasuredRun run;
   read_trace(folder + "/trace.json", run);
@@ -190,4 +192,4 @@ std::string without_numbers(const std::string& name) {
   return text;
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

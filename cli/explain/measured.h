@@ -8,7 +8,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// The collectives of a run's steps, as recorded by rank 0.
 struct MeasuredRun {
@@ -40,10 +40,12 @@ struct MeasuredRun {
 /// Throws: mesh::UsageError naming the folder, if it has no measurements or its
 /// recipe.yaml describes other steps than `recipe`, with the key that differs;
 /// naming the file, if it cannot be read.
-MeasuredRun read_measured(const std::string& folder, const Recipe& recipe);
+MeasuredRun read_measured(
+    const std::string& folder,
+    const config::Recipe& recipe);
 
 /// Returns "model.layers.*.mlp" for "model.layers.17.mlp", and "ddp bucket *"
 /// for "ddp bucket 3/9".
 std::string without_numbers(const std::string& name);
 
-} // namespace weft::recipes
+} // namespace weft::cli

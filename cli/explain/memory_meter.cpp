@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 struct Counter {
@@ -72,4 +72,4 @@ void MemoryMeter::reset_peak() {
   allocator_->counter->peak = allocator_->counter->live.load();
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -5,7 +5,7 @@
 
 #include <c10/core/Allocator.h>
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// Counts the bytes that tensors on the meta device would use, from its
 /// construction on. One per process, because it counts all meta tensors.
@@ -28,4 +28,4 @@ class MemoryMeter {
   c10::Allocator* before_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -19,17 +19,17 @@
 #include "train/setup/validate.h"
 #include "train/store/link_costs.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 // What the trainer does in a step, on tensors of the meta device. A test
 // compares the collectives with those of the trainer's flight recorders.
 class DryRun {
  public:
-  DryRun(const Recipe& recipe, const mesh::DeviceMesh& mesh)
-      : recipe_(recipe), job_(make_train_job(recipe, mesh, at::kMeta)) {}
+  DryRun(const config::Recipe& recipe, const mesh::DeviceMesh& mesh)
+      : recipe_(recipe), job_(train::make_train_job(recipe, mesh, at::kMeta)) {}
 
-  TrainJob& job() { return job_; }
+  train::TrainJob& job() { return job_; }
 
   at::Tensor forward() {
     const auto batch = recipe_.train.micro_batch_size;
@@ -53,7 +53,7 @@ class DryRun {
       dtensor::full_tensor(loss);
     }
     // See Note [Messages of a step].
-    const auto batch = batch_mesh(job_.mesh);
+    const auto batch = train::batch_mesh(job_.mesh);
     if (batch.size() > 1) {
       auto over_dp = at::zeros({4}, at::kDouble);
       batch.group(0).all_reduce(over_dp, mesh::ReduceOp::kSum, "loss").wait();
@@ -77,21 +77,21 @@ class DryRun {
   }
 
   at::Tensor loss(const at::Tensor& input, const at::Tensor& target) {
-    return training_loss(
+    return train::training_loss(
         recipe_, *job_.model, job_.data_parallel->forward(input), target);
   }
 
-  const Recipe& recipe_;
-  TrainJob job_;
+  const config::Recipe& recipe_;
+  train::TrainJob job_;
 };
 
-mesh::LinkCost price_of(const Recipe& recipe, bool between_hosts) {
+mesh::LinkCost price_of(const config::Recipe& recipe, bool between_hosts) {
   return mesh::default_link_cost(
       recipe.device == "cuda" ? "nccl" : "shm", between_hosts);
 }
 
 // What the planner assumes, whatever hosts the ranks of a run lie on.
-mesh::LinkCost planned_price(const Recipe& recipe) {
+mesh::LinkCost planned_price(const config::Recipe& recipe) {
   return mesh::default_link_cost(recipe.device == "cuda" ? "nccl" : "gloo");
 }
 
@@ -103,7 +103,7 @@ bool spans_hosts(const std::vector<int64_t>& ranks, int64_t ranks_per_host) {
 }
 
 std::vector<LinkEstimate> find_links(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     int64_t ranks_per_host) {
   constexpr int64_t kDevicesOfAHost = 8;
@@ -118,7 +118,7 @@ std::vector<LinkEstimate> find_links(
         {name,
          group.size(),
          between,
-         configured_link_cost(recipe, name)
+         train::configured_link_cost(recipe, name)
              .value_or(price_of(recipe, between))});
   }
   return links;
@@ -199,7 +199,7 @@ int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
 // arrive one by one and stay.
 class PeakTally {
  public:
-  PeakTally(MemoryMeter& meter, const TrainJob& job)
+  PeakTally(MemoryMeter& meter, const train::TrainJob& job)
       : meter_(meter), job_(job), base_(meter.live_bytes()) {
     if (is_sharded()) {
       return;
@@ -257,7 +257,7 @@ class PeakTally {
   }
 
   MemoryMeter& meter_;
-  const TrainJob& job_;
+  const train::TrainJob& job_;
   int64_t base_;
   int64_t gradients_ = 0;
   int64_t peak_ = 0;
@@ -311,7 +311,7 @@ void run_step(
 
 // Plans are made from tensors of global sizes. Those of all layers are made
 // here, with two of them and nobody looking.
-void make_plans(const Recipe& recipe, const mesh::DeviceMesh& mesh) {
+void make_plans(const config::Recipe& recipe, const mesh::DeviceMesh& mesh) {
   auto two_layers = recipe;
   two_layers.model.layers = std::min<int64_t>(2, recipe.model.layers);
   DryRun run(two_layers, mesh);
@@ -355,21 +355,22 @@ double StepEstimate::estimated_us() const {
 }
 
 StepEstimate estimate_step(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const EstimateOptions& options) {
   MemoryMeter meter;
   StepEstimate estimate;
   estimate.world_size = recipe.mesh.world_size();
-  estimate.micro_batches = accumulation_steps(recipe);
+  estimate.micro_batches = train::accumulation_steps(recipe);
   const auto world = mesh::World::fake(0, estimate.world_size);
-  const auto mesh = make_job_mesh(recipe, world);
+  const auto mesh = train::make_job_mesh(recipe, world);
   estimate.links = find_links(recipe, mesh, options.ranks_per_host);
   // Planned as a run would, whose cost table does not know of hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
         mesh,
         name,
-        configured_link_cost(recipe, name).value_or(planned_price(recipe)));
+        train::configured_link_cost(recipe, name)
+            .value_or(planned_price(recipe)));
   }
   make_plans(recipe, mesh);
   DryRun run(recipe, mesh);
@@ -390,7 +391,7 @@ StepEstimate estimate_step(
 
 std::vector<std::string> over_budget(
     const StepEstimate& estimate,
-    const CommunicationBudgetConfig& budget) {
+    const config::CommunicationBudgetConfig& budget) {
   std::vector<std::string> over;
   const double mb = static_cast<double>(estimate.bytes()) * 1e-6;
   if (budget.mb_per_step > 0 && mb > budget.mb_per_step) {
@@ -417,4 +418,4 @@ std::vector<std::string> over_budget(
   return over;
 }
 
-} // namespace weft::recipes
+} // namespace weft::cli

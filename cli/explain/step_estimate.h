@@ -7,7 +7,7 @@
 #include "config/recipe.h"
 #include "mesh/link_cost.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 
 /// Collectives of a step that differ only in the layer and the micro-batch.
 struct CollectiveGroup {
@@ -92,13 +92,13 @@ struct EstimateOptions {
 /// a fake process group, with tensors on the meta device. Starts no processes
 /// and reads no data.
 StepEstimate estimate_step(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const EstimateOptions& options = {});
 
 /// Describes the limits of a recipe's communication_budget that the step
 /// exceeds. Empty if there are none.
 std::vector<std::string> over_budget(
     const StepEstimate& estimate,
-    const CommunicationBudgetConfig& budget);
+    const config::CommunicationBudgetConfig& budget);
 
-} // namespace weft::recipes
+} // namespace weft::cli

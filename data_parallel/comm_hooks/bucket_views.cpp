@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 std::vector<at::Tensor> gradients_in(
     const at::Tensor& flat,
@@ -66,4 +66,4 @@ std::string label_of(const GradBucket& bucket) {
   return "ddp bucket " + std::to_string(bucket.index);
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -9,7 +9,7 @@
 #include "data_parallel/comm_hooks/comm_hook.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Returns the gradients of `bucket` as views of `flat`, which has the bucket's
 /// layout and at least as many elements.
@@ -35,4 +35,4 @@ BucketFuture start_average(
 /// Returns the name of a bucket in the flight recorder, "ddp bucket 3".
 std::string label_of(const GradBucket& bucket);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

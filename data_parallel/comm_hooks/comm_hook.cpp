@@ -7,7 +7,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 class FunctionHook : public CommHook {
@@ -116,4 +116,4 @@ std::shared_ptr<CommHook> make_comm_hook(
       std::move(name), divides, std::move(run));
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -11,7 +11,7 @@
 
 #include "mesh/communicator/communicator.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// A bucket of gradients as a comm hook sees it.
 struct GradBucket {
@@ -111,4 +111,4 @@ std::shared_ptr<CommHook> make_comm_hook(
     bool divides,
     std::function<BucketFuture(const GradBucket&)> run);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -7,7 +7,7 @@
 
 #include "data_parallel/comm_hooks/bucket_views.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 class NoopHook : public CommHook {
@@ -120,4 +120,4 @@ std::shared_ptr<CommHook> bf16_compress_wrapper(
   return std::make_shared<CompressWrapper>(at::kBFloat16, std::move(inner));
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

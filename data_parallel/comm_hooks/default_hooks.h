@@ -6,7 +6,7 @@
 
 // Hooks without a state, by PyTorch's names. Each call makes a hook of its own.
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Averages the bucket, as DDP does without a hook.
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py.
@@ -41,4 +41,4 @@ std::shared_ptr<CommHook> fp16_compress_wrapper(
 std::shared_ptr<CommHook> bf16_compress_wrapper(
     std::shared_ptr<CommHook> inner);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -4,7 +4,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 at::Tensor to_entry(const std::vector<int64_t>& numbers) {
   return at::tensor(numbers, at::kLong);
@@ -51,4 +51,4 @@ void throw_bad_entry(const CommHook& hook, const std::string& key) {
       ")"));
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -8,7 +8,7 @@
 
 #include "data_parallel/comm_hooks/comm_hook.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Returns numbers as an entry of a hook's state. Shape [n].
 at::Tensor to_entry(const std::vector<int64_t>& numbers);
@@ -26,4 +26,4 @@ std::vector<int64_t> numbers_of(
 /// `key`.
 [[noreturn]] void throw_bad_entry(const CommHook& hook, const std::string& key);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

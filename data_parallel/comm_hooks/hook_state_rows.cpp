@@ -18,7 +18,7 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr const char* kBytes = "state";
@@ -360,4 +360,4 @@ CommHook::State from_rows(
   return state;
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -9,7 +9,7 @@
 #include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Serializes a hook's state: the length of a JSON header in 8 bytes, the
 /// header with names, dtypes and sizes, and the values. Shape: [n], bytes.
@@ -43,4 +43,4 @@ CommHook::State from_rows(
 at::Tensor pack_text(const std::string& text);
 std::string unpack_text(const at::Tensor& entry);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 /// Squares of values below this are no float32 any more.
@@ -44,4 +44,4 @@ void orthogonalize(const at::Tensor& matrices, double epsilon) {
   }
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Orthonormalizes the columns of each matrix in place: with Gram-Schmidt for
 /// up to two columns, which adds `epsilon` to the norms and keeps zero columns
@@ -12,4 +12,4 @@ namespace weft::ddp {
 /// _orthogonalize.
 void orthogonalize(const at::Tensor& matrices, double epsilon);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

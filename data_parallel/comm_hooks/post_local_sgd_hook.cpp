@@ -7,7 +7,7 @@
 #include "data_parallel/comm_hooks/bucket_views.h"
 #include "data_parallel/comm_hooks/hook_state.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr const char* kHookName = "post_localSGD_hook";
@@ -81,4 +81,4 @@ std::shared_ptr<CommHook> post_localSGD_hook(PostLocalSGDState state) {
   return std::make_shared<PostLocalSGDHook>(std::move(state));
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

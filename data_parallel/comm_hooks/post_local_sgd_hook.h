@@ -5,7 +5,7 @@
 
 #include "data_parallel/comm_hooks/comm_hook.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// The options of post_localSGD_hook().
 /// Source: torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py.
@@ -27,4 +27,4 @@ struct PostLocalSGDState {
 /// a rank of the subgroup is not a replica.
 std::shared_ptr<CommHook> post_localSGD_hook(PostLocalSGDState state);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

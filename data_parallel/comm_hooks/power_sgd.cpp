@@ -20,7 +20,7 @@
 // Errors that are not finite are forgotten as well: the step itself shows its
 // NaN, the steps after it are valid.
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using Matrices = PowerSGDPass::Matrices;
@@ -382,4 +382,4 @@ void PowerSGD::remember(Pass& pass) {
   }
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -10,7 +10,7 @@
 
 #include "data_parallel/comm_hooks/power_sgd_memory.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// A bucket that PowerSGD processes.
 struct PowerSGDPass {
@@ -76,4 +76,4 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
   PowerSGDMemory memory_;
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -2,7 +2,7 @@
 
 #include "data_parallel/comm_hooks/power_sgd.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 PowerSGDHook::PowerSGDHook(const PowerSGDOptions& options, Layout layout)
     : algorithm_(
@@ -45,4 +45,4 @@ void PowerSGDHook::load_state_dict(const State& state) {
 BatchedPowerSGDHook::BatchedPowerSGDHook(const PowerSGDOptions& options)
     : PowerSGDHook(options, Layout::kSquare) {}
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

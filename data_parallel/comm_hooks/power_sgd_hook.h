@@ -6,7 +6,7 @@
 
 #include "data_parallel/comm_hooks/comm_hook.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 class PowerSGD;
 
@@ -108,4 +108,4 @@ class BatchedPowerSGDHook : public PowerSGDHook {
   explicit BatchedPowerSGDHook(const PowerSGDOptions& options = {});
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -10,7 +10,7 @@
 #include "data_parallel/comm_hooks/bucket_views.h"
 #include "data_parallel/comm_hooks/hook_state.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr const char* kErrorPrefix = "error.";
@@ -183,4 +183,4 @@ void PowerSGDMemory::load_state_dict(
   *this = std::move(loaded);
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -11,7 +11,7 @@
 
 #include "data_parallel/comm_hooks/power_sgd_hook.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// PowerSGD's state between steps. Its tensors are never changed in place.
 class PowerSGDMemory {
@@ -56,4 +56,4 @@ class PowerSGDMemory {
   Tensors qs_;
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -8,7 +8,7 @@
 
 #include "data_parallel/comm_hooks/bucket_views.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr double kGreatest = 255;
@@ -118,4 +118,4 @@ std::shared_ptr<CommHook> quantization_perchannel_hook(int64_t bucket_size) {
       });
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -5,7 +5,7 @@
 
 #include "data_parallel/comm_hooks/comm_hook.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Sends gradients as 8-bit integers between the minimum and maximum of the
 /// rank's bucket (including 0): gathers scales and zero points, then the
@@ -23,4 +23,4 @@ std::shared_ptr<CommHook> quantization_pertensor_hook();
 std::shared_ptr<CommHook> quantization_perchannel_hook(
     int64_t bucket_size = 512);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -10,7 +10,7 @@
 #include "data_parallel/join/join_state.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 Joinable::~Joinable() = default;
 
@@ -159,4 +159,4 @@ bool read_bool(const JoinKwargs& kwargs, const char* key, bool otherwise) {
   return found->second.toBool();
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -11,7 +11,7 @@
 #include "data_parallel/join/joinable.h"
 #include "mesh/communicator/communicator.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Thrown on all ranks if a rank ran out of inputs and
 /// throw_on_early_termination is set. The message has the ranks and their
@@ -107,4 +107,4 @@ class Join {
 /// Throws: c10::ValueError naming `key` if it is of another type.
 bool read_bool(const JoinKwargs& kwargs, const char* key, bool otherwise);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

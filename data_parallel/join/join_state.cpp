@@ -28,7 +28,7 @@
 // collectives half done that no later message could order: the groups are
 // aborted.
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr int64_t kImbalanceToWarn = 1000;
@@ -332,4 +332,4 @@ void Join::State::shadow() {
   }
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

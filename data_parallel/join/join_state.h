@@ -14,7 +14,7 @@
 #include "mesh/device_mesh.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// The vote of a rank in its model-parallel group. The largest value wins.
 enum class ModelParallelVote : int64_t { kActive, kOutOfInputs, kFailed };
@@ -76,4 +76,4 @@ struct Join::State {
   void run_main_hooks(size_t first);
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -10,7 +10,7 @@
 #include "mesh/communicator/communicator.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 class Join;
 
@@ -85,4 +85,4 @@ class Joinable {
   Join* join_ = nullptr;
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using torch::autograd::PostAccumulateGradHook;
@@ -97,4 +97,4 @@ std::vector<std::shared_ptr<void>> GradientHooks::owners_of(
 
 GradientHooks::~GradientHooks() = default;
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

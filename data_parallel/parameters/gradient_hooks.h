@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// The owner of a post-accumulate-grad hook.
 enum class HookOwner { kReducer, kOptimizer, kFullyShard };
@@ -41,4 +41,4 @@ class GradientHooks {
   std::unique_ptr<State> state_;
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -8,7 +8,7 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 std::vector<NamedTensor> first_of_each(
@@ -69,4 +69,4 @@ mesh::DeviceMesh mesh_of_other_dims(
   return dims.empty() ? mesh::DeviceMesh() : mesh.slice(dims);
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

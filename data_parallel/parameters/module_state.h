@@ -11,7 +11,7 @@ namespace torch::nn {
 class Module;
 } // namespace torch::nn
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// A parameter or buffer and its fully qualified name.
 struct NamedTensor {
@@ -38,4 +38,4 @@ mesh::DeviceMesh mesh_of_other_dims(
     const mesh::DeviceMesh& mesh,
     const mesh::DeviceMesh& dp);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

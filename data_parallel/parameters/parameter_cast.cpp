@@ -7,7 +7,7 @@
 #include "data_parallel/parameters/module_state.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype) {
   const at::NoGradGuard no_grad;
@@ -60,4 +60,4 @@ void ParameterCast::restore() {
   versions_.clear();
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Casts parameters to low precision for computation and keeps their full
 /// precision. The tensors stay the same because modules hold them in members;
@@ -43,4 +43,4 @@ class ParameterCast {
 /// Returns `tensor`, plain or a DTensor, in another dtype, detached.
 at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

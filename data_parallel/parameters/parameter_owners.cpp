@@ -4,7 +4,7 @@
 
 #include "dtensor/scopes/module_call.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 std::string describe(const Owner& owner) {
   return (owner.module.empty() ? "the model" : owner.module) + " (" +
@@ -37,4 +37,4 @@ const std::vector<Owner>& ParameterOwners::of(const at::Tensor& tensor) const {
   return found == owners_.end() ? nobody_ : found->second;
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

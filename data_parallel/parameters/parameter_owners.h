@@ -10,7 +10,7 @@ namespace torch::nn {
 class Module;
 } // namespace torch::nn
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// A module that registered a parameter or buffer.
 struct Owner {
@@ -40,4 +40,4 @@ class ParameterOwners {
   std::vector<Owner> nobody_;
 };
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

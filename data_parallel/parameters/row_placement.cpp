@@ -2,7 +2,7 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 DimShardCounts other_shards_of_dim(
     const at::Tensor& parameter,
@@ -33,4 +33,4 @@ dtensor::Placement row_placement(
                          : dtensor::StridedShard(0, cuts.after);
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -5,7 +5,7 @@
 #include "dtensor/spec/placement.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// How one tensor dim of a parameter is sharded by the parameter's mesh dims,
 /// relative to another mesh dim that is to shard it too.
@@ -32,4 +32,4 @@ dtensor::Placement row_placement(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& dp);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

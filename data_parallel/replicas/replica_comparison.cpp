@@ -12,7 +12,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/communicator/exchange.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr int64_t kNoIndex = std::numeric_limits<int64_t>::max();
@@ -313,4 +313,4 @@ std::vector<std::vector<int64_t>> gather_over_mesh(
   return result;
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

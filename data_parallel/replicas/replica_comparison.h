@@ -8,7 +8,7 @@
 
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// A number, e.g. the hash of a tensor, that is replicated on other ranks.
 struct ReplicatedHash {
@@ -84,4 +84,4 @@ std::vector<std::vector<int64_t>> gather_over_mesh(
     const std::vector<int64_t>& own,
     const mesh::DeviceMesh& mesh);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -13,7 +13,7 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr const char* kStructureName = "structure of the replicas";
@@ -154,4 +154,4 @@ void check_replicas_equal(
       ")"));
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

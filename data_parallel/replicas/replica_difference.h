@@ -10,7 +10,7 @@
 #include "data_parallel/parameters/module_state.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// The result of find_replica_difference().
 struct ReplicaDifference {
@@ -52,4 +52,4 @@ void check_replicas_equal(
     const mesh::DeviceMesh& dp,
     const std::set<std::string>& ignore = {});
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -10,7 +10,7 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 /// How much a broadcast packs into one message. Unit: bytes.
@@ -106,4 +106,4 @@ void broadcast_from(
   send();
 }
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

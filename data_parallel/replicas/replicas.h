@@ -7,7 +7,7 @@
 #include "data_parallel/parameters/module_state.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Compares number, names, sizes, strides, dtypes, placements and requires_grad
 /// of the replicas' parameters and buffers, and `options`, one line per option.
@@ -29,4 +29,4 @@ void broadcast_from(
     mesh::Communicator& group,
     std::string_view name);
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -9,7 +9,7 @@
 #include "data_parallel/parameters/module_state.h"
 #include "data_parallel/replicas/wide_hash.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 constexpr int64_t kBlockBytes = 4096;
@@ -92,4 +92,4 @@ at::Tensor sum_of_blocks(const at::Tensor& dense) {
 }
 
 } // namespace detail
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 
 /// Returns the 64-bit XXH3 hash with seed 0, which unlike std::hash is
 /// identical on every host.
@@ -23,4 +23,4 @@ namespace detail {
 at::Tensor sum_of_blocks(const at::Tensor& dense);
 } // namespace detail
 
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -5,7 +5,7 @@
 #include <xxhash.h>
 #endif
 
-namespace weft::ddp::detail {
+namespace weft::data_parallel::detail {
 
 // Nothing else may be in here, and no function that is inline elsewhere: the
 // linker might take this source's copy of it for a CPU that cannot run it.
@@ -27,4 +27,4 @@ WideHash find_wide_hash() {
 }
 #endif
 
-} // namespace weft::ddp::detail
+} // namespace weft::data_parallel::detail

@@ -236,7 +236,7 @@ void update_running(
     double factor) {
   const at::NoGradGuard no_grad;
   const auto blend = [&](const at::Tensor& running, const at::Tensor& own) {
-    auto local = local_part(running);
+    auto local = data_parallel::local_part(running);
     local.mul_(1 - factor).add_(own.to(local.scalar_type()), factor);
   };
   blend(running_mean, batch.mean);
@@ -327,9 +327,9 @@ double SyncBatchNormImpl::next_average_factor() {
     return 0;
   }
   num_batches_tracked.add_(1);
-  return options.momentum()
-             ? *options.momentum()
-             : 1 / local_part(num_batches_tracked).item<double>();
+  return options.momentum() ? *options.momentum()
+                            : 1 / data_parallel::local_part(num_batches_tracked)
+                                      .item<double>();
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {

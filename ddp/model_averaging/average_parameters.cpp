@@ -47,7 +47,7 @@ std::vector<at::Tensor> parts_to_average(
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (has_gradient[i]) {
-      parts.push_back(local_part(parameters[i]));
+      parts.push_back(data_parallel::local_part(parameters[i]));
     }
   }
   return parts;

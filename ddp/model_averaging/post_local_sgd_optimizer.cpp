@@ -77,7 +77,7 @@ void PostLocalSGDOptimizer::load_state_dict(
         kOptimizerOp,
         ": the state has no \"step\" of the averager, which begins at 0.");
   } else {
-    const auto number = local_part(found->second);
+    const auto number = data_parallel::local_part(found->second);
     WEFT_CHECK(
         number.numel() == 1 && number.scalar_type() == at::kLong,
         kOptimizerOp,

@@ -43,14 +43,14 @@ void GradientBucket::allocate() {
   }
   int64_t numel = layout_.has_flag ? 1 : 0;
   for (const at::Tensor& parameter : parameters_) {
-    numel += local_part(parameter).numel();
+    numel += data_parallel::local_part(parameter).numel();
   }
-  const auto first = local_part(parameters_.at(0));
+  const auto first = data_parallel::local_part(parameters_.at(0));
   flat_ = at::zeros({numel}, first.options().dtype(layout_.dtype));
   int64_t offset = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
-    const auto local = local_part(parameter);
+    const auto local = data_parallel::local_part(parameter);
     auto& slot = slots_[i];
     slot.view = view_like(flat_, offset, local);
     const auto* impl = dtensor::dtensor_impl(parameter);
@@ -103,7 +103,7 @@ void GradientBucket::copy_to_bucket(
       view.div_(divisor);
     }
   } else {
-    copy_divided(view, local, divisor);
+    data_parallel::copy_divided(view, local, divisor);
   }
 }
 
@@ -120,7 +120,8 @@ void GradientBucket::fill_with_zeros(size_t slot) {
     slots_[slot].source = at::Tensor();
     slots_[slot].view.zero_();
   } else {
-    slots_[slot].view = at::zeros_like(local_part(parameters_[slot]));
+    slots_[slot].view =
+        at::zeros_like(data_parallel::local_part(parameters_[slot]));
     if (layout_.memory == BucketMemory::kSparse) {
       slots_[slot].view = slots_[slot].view.to_sparse(1);
     }

@@ -25,7 +25,7 @@ bool is_partial(const dtensor::DTensorSpec& spec) {
 }
 
 int64_t kind_of(const at::Tensor& gradient) {
-  if (local_part(gradient).is_sparse()) {
+  if (data_parallel::local_part(gradient).is_sparse()) {
     return kSparseKind;
   }
   const auto pending = partial_spec(gradient);

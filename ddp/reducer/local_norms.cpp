@@ -13,8 +13,8 @@ std::vector<std::shared_ptr<Reducer>> reducers_of(
     const std::vector<at::Tensor>& parameters) {
   std::vector<std::shared_ptr<Reducer>> reducers;
   for (const auto& parameter : parameters) {
-    for (const auto& owner :
-         GradientHooks::owners_of(parameter, HookOwner::kReducer)) {
+    for (const auto& owner : data_parallel::GradientHooks::owners_of(
+             parameter, data_parallel::HookOwner::kReducer)) {
       const auto reducer = std::static_pointer_cast<Reducer>(owner);
       if (std::ranges::find(reducers, reducer) == reducers.end()) {
         reducers.push_back(reducer);

@@ -115,18 +115,18 @@ std::string dump(const ordered_json& json) {
 }
 
 int64_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<int64_t>(local_part(tensor).nbytes());
+  return static_cast<int64_t>(data_parallel::local_part(tensor).nbytes());
 }
 
 void describe_parameters(
-    const std::vector<NamedTensor>& parameters,
+    const std::vector<data_parallel::NamedTensor>& parameters,
     DDPLoggingData& data) {
   std::set<std::string> dtypes;
   std::set<std::string> devices;
   for (const auto& item : parameters) {
     data.total_parameter_size_bytes += bytes_of(item.tensor);
     dtypes.emplace(c10::toString(item.tensor.scalar_type()));
-    devices.insert(local_part(item.tensor).device().str());
+    devices.insert(data_parallel::local_part(item.tensor).device().str());
   }
   data.num_parameter_tensors = static_cast<int64_t>(parameters.size());
   data.dtypes = {dtypes.begin(), dtypes.end()};
@@ -149,7 +149,7 @@ void describe_environment(DDPLoggingData& data) {
 }
 
 std::unordered_map<std::string, size_t> places_of(
-    const std::vector<NamedTensor>& parameters) {
+    const std::vector<data_parallel::NamedTensor>& parameters) {
   std::unordered_map<std::string, size_t> places;
   for (size_t i = 0; i < parameters.size(); ++i) {
     places.emplace(parameters[i].name, i);
@@ -186,7 +186,7 @@ std::string to_json(const DDPLoggingData& data) {
 
 DDPLoggingData describe_construction(
     const torch::nn::Module& module,
-    const std::vector<NamedTensor>& parameters,
+    const std::vector<data_parallel::NamedTensor>& parameters,
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options) {
   DDPLoggingData data;
@@ -196,9 +196,10 @@ DDPLoggingData describe_construction(
   data.rank = group.rank();
   describe_parameters(parameters, data);
   data.bucket_cap_bytes = bucket_caps(options.bucket_cap_mb).rest;
-  const auto device = parameters.empty()
-                          ? c10::Device(c10::kCPU)
-                          : local_part(parameters[0].tensor).device();
+  const auto device =
+      parameters.empty()
+          ? c10::Device(c10::kCPU)
+          : data_parallel::local_part(parameters[0].tensor).device();
   if (!device.is_cpu() && !data.is_multi_device_module) {
     data.device_ids = {device.index()};
     data.output_device = device.index();
@@ -215,7 +216,7 @@ DDPLoggingData describe_construction(
 
 std::vector<std::vector<size_t>> bucket_indices(
     const std::vector<std::vector<std::string>>& buckets,
-    const std::vector<NamedTensor>& parameters) {
+    const std::vector<data_parallel::NamedTensor>& parameters) {
   const auto places = places_of(parameters);
   std::vector<std::vector<size_t>> indices;
   for (const auto& bucket : buckets) {

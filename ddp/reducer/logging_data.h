@@ -99,14 +99,14 @@ std::string to_json(const DDPLoggingData& data);
 /// empty.
 DDPLoggingData describe_construction(
     const torch::nn::Module& module,
-    const std::vector<NamedTensor>& parameters,
+    const std::vector<data_parallel::NamedTensor>& parameters,
     const mesh::DeviceMesh& dp,
     const DistributedDataParallelOptions& options);
 
 /// Converts bucket_names() to indices into `parameters`.
 std::vector<std::vector<size_t>> bucket_indices(
     const std::vector<std::vector<std::string>>& buckets,
-    const std::vector<NamedTensor>& parameters);
+    const std::vector<data_parallel::NamedTensor>& parameters);
 
 /// Writes the data to stderr if the debug level is high enough: the setup from
 /// kInfo, sampled iterations from kDetail.

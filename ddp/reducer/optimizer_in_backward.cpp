@@ -20,7 +20,7 @@ struct OptimizerInBackward::State {
   std::unordered_map<const c10::TensorImpl*, size_t> index;
   /// By parameter: stepped by another process else.
   std::vector<bool> is_taken;
-  std::unique_ptr<GradientHooks> hooks;
+  std::unique_ptr<data_parallel::GradientHooks> hooks;
 };
 
 OptimizerInBackward::State::State(
@@ -61,7 +61,9 @@ OptimizerInBackward::OptimizerInBackward(
     : state_(std::make_shared<State>(parameters, factory)) {
   for (const auto& parameter : parameters) {
     WEFT_CHECK(
-        GradientHooks::owners_of(parameter, HookOwner::kReducer).empty(),
+        data_parallel::GradientHooks::owners_of(
+            parameter, data_parallel::HookOwner::kReducer)
+            .empty(),
         "apply_optimizer_in_backward",
         mesh::ErrorContext{"parameters"},
         "a parameter of sizes ",
@@ -71,14 +73,14 @@ OptimizerInBackward::OptimizerInBackward(
         "register_fused_optim().");
   }
   auto* state = state_.get();
-  state_->hooks = std::make_unique<GradientHooks>(
+  state_->hooks = std::make_unique<data_parallel::GradientHooks>(
       parameters,
       [state](size_t i) {
         if (!state->is_taken[i]) {
           state->step(state->parameters[i]);
         }
       },
-      HookOwner::kOptimizer,
+      data_parallel::HookOwner::kOptimizer,
       state_);
 }
 
@@ -91,8 +93,8 @@ std::shared_ptr<OptimizerInBackward> OptimizerInBackward::make_without_hooks(
 
 std::shared_ptr<OptimizerInBackward> OptimizerInBackward::of(
     const at::Tensor& parameter) {
-  const auto owners =
-      GradientHooks::owners_of(parameter, HookOwner::kOptimizer);
+  const auto owners = data_parallel::GradientHooks::owners_of(
+      parameter, data_parallel::HookOwner::kOptimizer);
   return owners.empty()
              ? nullptr
              : std::shared_ptr<OptimizerInBackward>(new OptimizerInBackward(

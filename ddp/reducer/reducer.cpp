@@ -92,7 +92,8 @@ Reducer::Reducer(
     : dp_(dp),
       config_(std::move(config)),
       paused_(std::move(paused)),
-      device_(local_part(parameters.at(0).state.tensor).device()) {
+      device_(
+          data_parallel::local_part(parameters.at(0).state.tensor).device()) {
   for (auto& item : parameters) {
     const auto& tensor = item.state.tensor;
     if (const auto* impl = dtensor::dtensor_impl(tensor);
@@ -136,10 +137,10 @@ std::vector<at::Tensor> Reducer::leaves() const {
 
 void Reducer::register_hooks() {
   // The hooks go first when this does.
-  hooks_ = std::make_unique<GradientHooks>(
+  hooks_ = std::make_unique<data_parallel::GradientHooks>(
       leaves(),
       [this](size_t i) { on_gradient(i); },
-      HookOwner::kReducer,
+      data_parallel::HookOwner::kReducer,
       weak_from_this());
   start_search();
 }
@@ -179,7 +180,7 @@ void Reducer::set_static_graph() {
   start_search();
 }
 
-void Reducer::set_comm_hook(std::shared_ptr<CommHook> hook) {
+void Reducer::set_comm_hook(std::shared_ptr<data_parallel::CommHook> hook) {
   const std::lock_guard lock(mutex_);
   hook_ = std::move(hook);
 }

@@ -39,7 +39,7 @@ struct ReductionGroup {
 
 /// A parameter that the reducer manages.
 struct ReducedParameter {
-  NamedTensor state;
+  data_parallel::NamedTensor state;
   /// The modules that have it, e.g. "layers.0.wq (Linear)".
   std::string modules = {};
   /// The index of its group. 0 is the replicas' group.
@@ -58,7 +58,7 @@ struct ReducerConfig {
   DistributedDataParallelOptions options;
   std::vector<ReductionGroup> groups;
   /// The parameters that are cast. Null if there are none.
-  std::shared_ptr<ParameterCast> cast;
+  std::shared_ptr<data_parallel::ParameterCast> cast;
 };
 
 /// Reduces the gradients of some parameters over the replicas during backward.
@@ -113,8 +113,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   at::Tensor full_precision(const at::Tensor& parameter) const;
 
   /// Makes the next and later backwards reduce with `hook`.
-  void set_comm_hook(std::shared_ptr<CommHook> hook);
-  const std::shared_ptr<CommHook>& comm_hook() const { return hook_; }
+  void set_comm_hook(std::shared_ptr<data_parallel::CommHook> hook);
+  const std::shared_ptr<data_parallel::CommHook>& comm_hook() const {
+    return hook_;
+  }
   /// Sets a function that is called for every parameter, by index, when its
   /// .grad() is final.
   void set_after_reduction(std::function<void(size_t)> after);
@@ -266,8 +268,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_ready_buckets();
   void launch_remaining();
   void wait_for_buckets();
-  BucketFuture start(size_t bucket);
-  GradBucket as_seen_by_hook(size_t bucket) const;
+  data_parallel::BucketFuture start(size_t bucket);
+  data_parallel::GradBucket as_seen_by_hook(size_t bucket) const;
   void check_finite(const GradientBucket& bucket);
   void reduce_partial_bucket(size_t bucket);
   bool is_skipped(const GradientBucket& bucket) const;
@@ -310,7 +312,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   c10::Device device_;
   /// The meshes of the parameters.
   std::vector<mesh::DeviceMesh> tensor_meshes_;
-  std::shared_ptr<CommHook> hook_;
+  std::shared_ptr<data_parallel::CommHook> hook_;
   std::shared_ptr<JoinReducerHook> join_;
   std::function<void(size_t)> after_reduction_;
   bool is_finalized_manually_ = false;
@@ -346,7 +348,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> launch_order_;
   size_t early_launches_ = 0;
   size_t launched_ = 0;
-  std::vector<std::optional<BucketFuture>> futures_;
+  std::vector<std::optional<data_parallel::BucketFuture>> futures_;
   bool is_running_ = false;
   bool is_join_begun_ = false;
   bool is_completed_ = false;
@@ -389,7 +391,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<UnusedParameters> search_;
   /// The last member, so that it is destroyed first and no callback uses a
   /// destroyed member.
-  std::unique_ptr<GradientHooks> hooks_;
+  std::unique_ptr<data_parallel::GradientHooks> hooks_;
 };
 
 } // namespace weft::ddp

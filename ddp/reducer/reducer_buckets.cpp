@@ -41,13 +41,13 @@ bool Reducer::is_reduced(const Parameter& parameter) const {
 }
 
 int64_t Reducer::reduced_bytes(const Parameter& parameter) {
-  return local_part(parameter.state.tensor).numel() *
+  return data_parallel::local_part(parameter.state.tensor).numel() *
          static_cast<int64_t>(c10::elementSize(parameter.reduce_dtype));
 }
 
 // What a bucket's gradients have in common.
 Reducer::BucketKey Reducer::key_of(const Parameter& parameter) const {
-  const auto local = local_part(parameter.state.tensor);
+  const auto local = data_parallel::local_part(parameter.state.tensor);
   return {
       parameter.is_sparse ? local.scalar_type() : parameter.reduce_dtype,
       local.device(),

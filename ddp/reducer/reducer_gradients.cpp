@@ -45,7 +45,7 @@ void Reducer::place(Parameter& parameter) {
 
 void Reducer::check_gradient(const Parameter& parameter) const {
   const auto grad = gradient(parameter);
-  const auto local = local_part(grad);
+  const auto local = data_parallel::local_part(grad);
   WEFT_CHECK(
       local.is_sparse() == parameter.is_sparse,
       "ddp",
@@ -64,7 +64,7 @@ void Reducer::check_gradient(const Parameter& parameter) const {
       " is itself part of a graph, but DistributedDataParallel cannot reduce "
       "the gradients of backward() with create_graph. Run it under no_sync() "
       "or on module().");
-  const auto own = local_part(parameter.state.tensor);
+  const auto own = data_parallel::local_part(parameter.state.tensor);
   WEFT_CHECK(
       local.sizes() == own.sizes() &&
           c10::isComplexType(local.scalar_type()) ==
@@ -113,7 +113,7 @@ void Reducer::copy_to_bucket(Parameter& parameter) {
       bucket.fill_with_zeros(parameter.slot);
     } else {
       bucket.copy_to_bucket(
-          parameter.slot, local_part(gradient(parameter)), by);
+          parameter.slot, data_parallel::local_part(gradient(parameter)), by);
     }
   } catch (const c10::Error&) {
     // See Note [Order of reductions]: said at the end, on all replicas.
@@ -134,7 +134,7 @@ void Reducer::copy_unused_to_bucket(Parameter& parameter) {
   const auto grad = gradient(parameter);
   if (grad.defined() && parameter.problem == GradientProblem::kNone) {
     if (!parameter.is_used) {
-      parameter.untouched = local_part(grad).clone();
+      parameter.untouched = data_parallel::local_part(grad).clone();
     }
     copy_to_bucket(parameter);
   } else {
@@ -155,7 +155,7 @@ void Reducer::stash(Parameter& parameter) {
     return;
   }
   auto& bucket = buckets_[*parameter.bucket];
-  bucket.stash(parameter.slot, local_part(gradient(parameter)));
+  bucket.stash(parameter.slot, data_parallel::local_part(gradient(parameter)));
   set_gradient(parameter, bucket.gradient_before_reduction(parameter.slot));
 }
 
@@ -173,7 +173,7 @@ void Reducer::finalize_grad(GradientBucket& bucket, size_t slot_index) {
   const auto grad = gradient(parameter);
   if (!parameter.is_used_anywhere) {
     if (parameter.untouched.defined()) {
-      local_part(grad).copy_(parameter.untouched);
+      data_parallel::local_part(grad).copy_(parameter.untouched);
     }
     return;
   }
@@ -191,7 +191,8 @@ void Reducer::finalize_grad(GradientBucket& bucket, size_t slot_index) {
         impl ? dtensor::make_dtensor(
                    own, impl->spec(), impl->sizes(), impl->strides())
              : own);
-  } else if (auto local = local_part(grad); !local.is_same(slot.view)) {
+  } else if (auto local = data_parallel::local_part(grad);
+             !local.is_same(slot.view)) {
     local.copy_(slot.view);
   }
   if (auto* impl = dtensor::dtensor_impl(gradient(parameter));
@@ -219,7 +220,7 @@ void Reducer::upcast(Parameter& parameter) {
   }
   auto& gradient = parameter.state.tensor.mutable_grad();
   if (gradient.defined() && gradient.scalar_type() != parameter.full_dtype) {
-    gradient = in_dtype(gradient, parameter.full_dtype);
+    gradient = data_parallel::in_dtype(gradient, parameter.full_dtype);
   }
   if (*paused_ != 0 && !is_restore_queued_) {
     is_restore_queued_ = true;

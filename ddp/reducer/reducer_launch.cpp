@@ -108,7 +108,7 @@ void Reducer::launch(size_t index) {
   ++launched_;
 }
 
-BucketFuture Reducer::start(size_t index) {
+data_parallel::BucketFuture Reducer::start(size_t index) {
   const auto& bucket = buckets_[index];
   auto& group = config_.groups[bucket.layout().group].group;
   const auto name =
@@ -129,7 +129,7 @@ BucketFuture Reducer::start(size_t index) {
       bucket.flat()};
 }
 
-GradBucket Reducer::as_seen_by_hook(size_t index) const {
+data_parallel::GradBucket Reducer::as_seen_by_hook(size_t index) const {
   const auto& bucket = buckets_[index];
   const auto next =
       launch_order_.begin() + static_cast<std::ptrdiff_t>(launched_) + 1;
@@ -137,7 +137,7 @@ GradBucket Reducer::as_seen_by_hook(size_t index) const {
       std::all_of(next, launch_order_.end(), [&](const size_t later) {
         return is_skipped(buckets_[later]);
       });
-  GradBucket seen{
+  data_parallel::GradBucket seen{
       .index = index,
       .is_last = is_last,
       .buffer = bucket.gradients_only(),
@@ -147,7 +147,7 @@ GradBucket Reducer::as_seen_by_hook(size_t index) const {
       .group = config_.groups[bucket.layout().group].group};
   for (const auto& slot : bucket.slots()) {
     const auto& state = parameters_[slot.parameter].state;
-    seen.parameters.push_back(local_part(state.tensor));
+    seen.parameters.push_back(data_parallel::local_part(state.tensor));
     seen.names.push_back(state.name);
   }
   return seen;

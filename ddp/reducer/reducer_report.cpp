@@ -62,7 +62,7 @@ void Reducer::record_use() {
     if (parameters_[i].last_used != backwards_) {
       unused.push_back(i);
       bytes += static_cast<int64_t>(
-          local_part(parameters_[i].state.tensor).nbytes());
+          data_parallel::local_part(parameters_[i].state.tensor).nbytes());
     }
   }
   statistics_.on_unused(unused, bytes);

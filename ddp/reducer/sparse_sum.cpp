@@ -54,11 +54,11 @@ at::Tensor sum_now(
 
 } // namespace
 
-BucketFuture sum_sparse(
+data_parallel::BucketFuture sum_sparse(
     const at::Tensor& sparse,
     const mesh::Communicator& group,
     const std::string& name) {
-  return BucketFuture(
+  return data_parallel::BucketFuture(
       [sparse, group, name] { return sum_now(sparse, group, name); });
 }
 

@@ -15,7 +15,7 @@ namespace weft::ddp {
 /// Collective: all ranks of `group`, including collectives of the future.
 /// Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 /// AsyncSparseAllreduceWork.
-BucketFuture sum_sparse(
+data_parallel::BucketFuture sum_sparse(
     const at::Tensor& sparse,
     const mesh::Communicator& group,
     const std::string& name);

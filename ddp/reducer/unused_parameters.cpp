@@ -96,7 +96,7 @@ std::vector<size_t> find_unused(
 namespace {
 
 /// "layers.1.gate (Linear)", or all modules that a parameter is tied to.
-std::string heading_of(const std::vector<Owner>& owners) {
+std::string heading_of(const std::vector<data_parallel::Owner>& owners) {
   std::string heading;
   for (const auto& owner : owners) {
     heading += (heading.empty() ? "" : ", ") + describe(owner);
@@ -108,8 +108,8 @@ std::string heading_of(const std::vector<Owner>& owners) {
 }
 
 std::string names_of(
-    const NamedTensor& parameter,
-    const std::vector<Owner>& owners) {
+    const data_parallel::NamedTensor& parameter,
+    const std::vector<data_parallel::Owner>& owners) {
   if (owners.empty()) {
     return parameter.name;
   }
@@ -142,12 +142,12 @@ std::string last_gradient_of(const GradientUse& use, size_t place) {
 
 std::string describe_unused(
     const torch::nn::Module& module,
-    const std::vector<NamedTensor>& parameters,
+    const std::vector<data_parallel::NamedTensor>& parameters,
     const GradientUse& use) {
   if (use.without_gradient.empty()) {
     return "";
   }
-  const ParameterOwners owners(module);
+  const data_parallel::ParameterOwners owners(module);
   std::vector<std::string> headings;
   std::unordered_map<std::string, std::string> lines;
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -71,7 +71,7 @@ struct GradientUse {
 /// Modules and parameters are in the order of `parameters`.
 std::string describe_unused(
     const torch::nn::Module& module,
-    const std::vector<NamedTensor>& parameters,
+    const std::vector<data_parallel::NamedTensor>& parameters,
     const GradientUse& use);
 
 } // namespace weft::ddp

@@ -32,7 +32,7 @@ std::optional<dtensor::Placement> owned_placement(
     const mesh::DeviceMesh& dp,
     int64_t owner) {
   for (int64_t d = 0; d < parameter.dim(); ++d) {
-    const auto cuts = other_shards_of_dim(parameter, dp, d);
+    const auto cuts = data_parallel::other_shards_of_dim(parameter, dp, d);
     if (cuts.is_plain && parameter.size(d) % cuts.before == 0) {
       std::vector<int64_t> rows(dp.size(), 0);
       rows[owner] = parameter.size(d) / cuts.before;
@@ -94,7 +94,8 @@ std::vector<ZeroPart> PartPlanner::plan(
     }
     if (partition_ == ZeroPartition::kEvenSplit) {
       parts[i] = {
-          .kind = Kind::kSharded, .placement = row_placement(parameter, dp_)};
+          .kind = Kind::kSharded,
+          .placement = data_parallel::row_placement(parameter, dp_)};
     } else if (owned_placement(parameter, dp_, 0)) {
       parts[i].kind = Kind::kOwned;
     }

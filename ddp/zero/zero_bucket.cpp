@@ -19,7 +19,7 @@ using Kind = ZeroPart::Kind;
 
 /// The rows of a cut parameter that a rank has, in the parameter's memory.
 at::Tensor rows_of(const at::Tensor& parameter, int64_t ranks, int64_t rank) {
-  const auto local = local_part(parameter);
+  const auto local = data_parallel::local_part(parameter);
   const auto range = dtensor::shard_range(local.size(0), ranks, rank);
   return local.narrow(0, range.begin, range.length);
 }
@@ -50,7 +50,7 @@ at::Tensor gradient_rows(const ZeroEntry& entry, int64_t ranks, int64_t rank) {
 
 /// Moves a parameter's values to `memory`, of its local sizes.
 void move_to(at::Tensor parameter, const at::Tensor& memory) {
-  memory.copy_(local_part(parameter));
+  memory.copy_(data_parallel::local_part(parameter));
   const auto* impl = dtensor::dtensor_impl(parameter);
   parameter.set_data(
       impl ? dtensor::make_dtensor(
@@ -167,11 +167,12 @@ void ZeroBucket::lay_out() {
   flat_counts_.assign(group_.size(), 0);
   int64_t numel = 0;
   for (const auto& entry : entries_) {
-    const auto count = local_part(entry.parameter).numel();
+    const auto count = data_parallel::local_part(entry.parameter).numel();
     flat_counts_[entry.part.owner] += count;
     numel += count;
   }
-  flat_ = at::empty({numel}, local_part(entries_.front().parameter).options());
+  flat_ = at::empty(
+      {numel}, data_parallel::local_part(entries_.front().parameter).options());
   refresh();
 }
 
@@ -181,7 +182,7 @@ void ZeroBucket::refresh() {
   int64_t offset = 0;
   for (auto& entry : entries_) {
     if (flat_.defined()) {
-      const auto local = local_part(entry.parameter);
+      const auto local = data_parallel::local_part(entry.parameter);
       WEFT_CHECK(
           local.dtype() == flat_.dtype() && local.device() == flat_.device(),
           "ZeroRedundancyOptimizer",
@@ -239,7 +240,7 @@ void ZeroBucket::update(const std::vector<OptimizerParamGroup>& outer) {
 
 std::vector<at::Tensor> ZeroBucket::parts_of(const ZeroEntry& entry) const {
   std::vector<at::Tensor> parts;
-  const auto local = local_part(entry.parameter);
+  const auto local = data_parallel::local_part(entry.parameter);
   for (int64_t r = 0; r < group_.size(); ++r) {
     parts.push_back(
         is_sharded_             ? rows_of(entry.parameter, group_.size(), r)
@@ -255,7 +256,7 @@ std::vector<at::Tensor> ZeroBucket::parts_of_rank(int64_t r) const {
     if (is_sharded_) {
       parts.push_back(rows_of(entry.parameter, group_.size(), r));
     } else if (entry.part.owner == r) {
-      parts.push_back(local_part(entry.parameter));
+      parts.push_back(data_parallel::local_part(entry.parameter));
     }
   }
   return parts;
@@ -278,7 +279,7 @@ void ZeroBucket::gather_staged(Gather& gather) {
     }
     counts.push_back(count);
   }
-  const auto local = local_part(entries_.front().parameter);
+  const auto local = data_parallel::local_part(entries_.front().parameter);
   gather.staging = at::empty(
       {std::accumulate(counts.begin(), counts.end(), int64_t{0})},
       local.options());

@@ -49,7 +49,7 @@ describe_parameter(size_t group, size_t index, const at::Tensor& p) {
   base::StringWriter out;
   out << "group " << group << " parameter " << index << " " << p.sizes() << " "
       << c10::toString(p.scalar_type());
-  const auto local = local_part(p);
+  const auto local = data_parallel::local_part(p);
   if (!local.is_contiguous()) {
     out << " strides " << local.strides();
   }
@@ -157,7 +157,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> default_options(
 c10::Device device_of(const std::vector<OptimizerParamGroup>& groups) {
   for (const auto& group : groups) {
     if (!group.params().empty()) {
-      return local_part(group.params().front()).device();
+      return data_parallel::local_part(group.params().front()).device();
     }
   }
   return c10::Device(c10::DeviceType::CPU);
@@ -168,7 +168,7 @@ using BucketKind =
     std::tuple<c10::ScalarType, c10::DeviceType, int, ZeroPart::Kind>;
 
 BucketKind kind_of(const ZeroEntry& entry) {
-  const auto local = local_part(entry.parameter);
+  const auto local = data_parallel::local_part(entry.parameter);
   return {
       local.scalar_type(),
       local.device().type(),
@@ -184,8 +184,8 @@ std::vector<std::vector<ZeroEntry>> fill_buckets(
   std::map<BucketKind, std::pair<size_t, int64_t>> open;
   for (auto& entry : entries) {
     const auto kind = kind_of(entry);
-    const auto bytes =
-        static_cast<int64_t>(local_part(entry.parameter).nbytes());
+    const auto bytes = static_cast<int64_t>(
+        data_parallel::local_part(entry.parameter).nbytes());
     auto found = open.find(kind);
     if (found == open.end() || found->second.second + bytes > cap_bytes) {
       found = open.insert_or_assign(kind, std::pair{buckets.size(), 0}).first;
@@ -210,7 +210,7 @@ int64_t checked_cap_bytes(double mib, const mesh::DeviceMesh& dp) {
 
 } // namespace
 
-class ZeroRedundancyOptimizer::Hook : public JoinHook {
+class ZeroRedundancyOptimizer::Hook : public data_parallel::JoinHook {
  public:
   explicit Hook(ZeroRedundancyOptimizer& optimizer) : optimizer_(optimizer) {}
   void main_hook() override { optimizer_.update(); }
@@ -359,7 +359,7 @@ at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
     const at::AutoGradMode enable_grad(true);
     loss = closure();
   }
-  Join::notify_join_context(*this);
+  data_parallel::Join::notify_join_context(*this);
   update();
   return loss;
 }
@@ -427,8 +427,8 @@ void ZeroRedundancyOptimizer::load(torch::serialize::InputArchive&) {
       "] use load_state_dict() with the result of state_dict().");
 }
 
-std::shared_ptr<JoinHook> ZeroRedundancyOptimizer::join_hook(
-    const JoinKwargs& /*kwargs*/) {
+std::shared_ptr<data_parallel::JoinHook> ZeroRedundancyOptimizer::join_hook(
+    const data_parallel::JoinKwargs& /*kwargs*/) {
   return std::make_shared<Hook>(*this);
 }
 

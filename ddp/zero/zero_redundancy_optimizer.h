@@ -49,7 +49,7 @@ struct ZeroRedundancyOptimizerOptions {
 /// Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari et
 /// al., https://arxiv.org/abs/1910.02054 (stage 1).
 class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
-                                public Joinable,
+                                public data_parallel::Joinable,
                                 public dtensor::ShardedStateOptimizer {
  public:
   /// `dp` is the 1-D mesh of the replicas, whose parameters and gradients are
@@ -120,7 +120,8 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void load(torch::serialize::InputArchive& archive) override;
 
   /// Creates the hook for Join. Its main hook updates and gathers like step().
-  std::shared_ptr<JoinHook> join_hook(const JoinKwargs& kwargs) override;
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override;
   c10::Device join_device() const override;
   mesh::Communicator join_process_group() const override;
   mesh::DeviceMesh join_model_parallel_mesh() const override;

@@ -35,7 +35,7 @@ bool is_lead(const ZeroEntry& entry, int64_t rank) {
 
 /// What a rank holds of a parameter that is another's.
 at::Tensor without_rows(const ZeroEntry& entry) {
-  const auto local = local_part(entry.parameter);
+  const auto local = data_parallel::local_part(entry.parameter);
   auto sizes = local.sizes().vec();
   sizes[entry.part.placement.tensor_dim()] = 0;
   return at::empty(sizes, local.options());
@@ -79,7 +79,8 @@ ZeroStateAccess::ZeroStateAccess(
       joint_(dtensor::joint_mesh(module, dp)),
       to_be_loaded_(to_be_loaded),
       device_(
-          local_part(buckets.front().entries().front().parameter).device()) {
+          data_parallel::local_part(buckets.front().entries().front().parameter)
+              .device()) {
   for (const auto& item : module.named_parameters()) {
     names_.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }
@@ -258,7 +259,7 @@ void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
       result.emplace(name, value);
       numbers_[name] = is_lead(entry, dp_.coordinate(int64_t{0}));
     } else {
-      result.emplace(name, place(entry, local_part(value)));
+      result.emplace(name, place(entry, data_parallel::local_part(value)));
     }
   }
 }
@@ -287,7 +288,9 @@ void ZeroStateAccess::broadcast_numbers_from_leads(dtensor::StateDict& result) {
   auto values = at::zeros({static_cast<int64_t>(numbers_.size())}, at::kDouble);
   auto* value = values.mutable_data_ptr<double>();
   for (const auto& [name, is_own] : numbers_) {
-    *value++ = is_own ? local_part(result.at(name)).item<double>() : 0.0;
+    *value++ = is_own
+                   ? data_parallel::local_part(result.at(name)).item<double>()
+                   : 0.0;
   }
   values = values.to(device_);
   dp_.group(int64_t{0})
@@ -299,7 +302,7 @@ void ZeroStateAccess::broadcast_numbers_from_leads(dtensor::StateDict& result) {
   values = values.cpu();
   int64_t index = 0;
   for (const auto& [name, is_own] : numbers_) {
-    local_part(result.at(name)).fill_(values[index++]);
+    data_parallel::local_part(result.at(name)).fill_(values[index++]);
   }
 }
 
@@ -349,7 +352,7 @@ void ZeroStateAccess::load(const dtensor::StateDict& state) {
         " and should be ",
         own.sizes(),
         ".");
-    fitted[name] = local_part(dtensor::redistribute(
+    fitted[name] = data_parallel::local_part(dtensor::redistribute(
         dtensor::on_mesh(found->second, joint_),
         dtensor::spec_of(own).placements()));
   }

@@ -16,7 +16,7 @@
 namespace weft::dtensor {
 
 /// Returns the type name of a module: LlamaForCausalLM for
-/// "weft::recipes::LlamaForCausalLMImpl".
+/// "weft::models::LlamaForCausalLMImpl".
 std::string module_type_name(const torch::nn::Module& module);
 
 /// A named tensor argument. See kwarg().

@@ -23,7 +23,7 @@ namespace {
 using mesh::CommError;
 using mesh::throw_error;
 using std::chrono::milliseconds;
-using Op = StoreRequest::Op;
+using Op = lighthouse::StoreRequest::Op;
 
 constexpr const char* kFd = "WEFT_LIGHTHOUSE_FD";
 constexpr const char* kGroup = "WEFT_GROUP_LIFE";
@@ -101,7 +101,7 @@ class LinkStore final : public c10d::Store {
   }
 
  private:
-  StoreAnswer ask(StoreRequest request) {
+  lighthouse::StoreAnswer ask(lighthouse::StoreRequest request) {
     return link_->ask(std::move(request), getTimeout());
   }
 
@@ -128,7 +128,7 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
   return std::make_shared<LighthouseLink>(
       base::UniqueFd(static_cast<int>(*fd)),
       GroupLife{
-          .id = static_cast<GroupId>(*group),
+          .id = static_cast<lighthouse::GroupId>(*group),
           .number = number.value_or(0),
           .is_restarted =
               mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0",
@@ -151,8 +151,8 @@ void LighthouseLink::listen(OnReply on_reply) {
   on_reply_ = std::move(on_reply);
 }
 
-void LighthouseLink::send(const Message& message) {
-  const auto bytes = encode(message);
+void LighthouseLink::send(const lighthouse::Message& message) {
+  const auto bytes = lighthouse::encode(message);
   const std::lock_guard lock(send_mutex_);
   for (size_t sent = 0; sent < bytes.size();) {
     const ssize_t size = ::send(
@@ -164,7 +164,9 @@ void LighthouseLink::send(const Message& message) {
   }
 }
 
-StoreAnswer LighthouseLink::ask(StoreRequest request, milliseconds timeout) {
+lighthouse::StoreAnswer LighthouseLink::ask(
+    lighthouse::StoreRequest request,
+    milliseconds timeout) {
   {
     const std::lock_guard lock(mutex_);
     request.id = next_id_++;
@@ -188,7 +190,7 @@ StoreAnswer LighthouseLink::ask(StoreRequest request, milliseconds timeout) {
     throw_gone();
   }
   lock.unlock();
-  send(StoreRequest{
+  send(lighthouse::StoreRequest{
       .op = Op::kCancel, .amount = static_cast<int64_t>(request.id)});
   throw_error<CommError>(mesh::detail::concat(
       "[lighthouse] wait timeout after ",
@@ -204,7 +206,7 @@ c10::intrusive_ptr<c10d::Store> LighthouseLink::store() {
 void LighthouseLink::read() {
   pthread_setname_np(pthread_self(), "weft_link");
   std::array<char, 16384> buffer;
-  MessageReader incoming;
+  lighthouse::MessageReader incoming;
   try {
     while (true) {
       const ssize_t size = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
@@ -217,7 +219,7 @@ void LighthouseLink::read() {
         take(*message);
       }
     }
-  } catch (const WireError&) {
+  } catch (const lighthouse::WireError&) {
     // As if the connection were closed.
   }
   const std::lock_guard lock(mutex_);
@@ -225,13 +227,14 @@ void LighthouseLink::read() {
   changed_.notify_all();
 }
 
-void LighthouseLink::take(const Message& message) {
-  if (const auto* reply = std::get_if<Reply>(&message)) {
+void LighthouseLink::take(const lighthouse::Message& message) {
+  if (const auto* reply = std::get_if<lighthouse::Reply>(&message)) {
     const std::lock_guard lock(reply_mutex_);
     if (on_reply_) {
       on_reply_(*reply);
     }
-  } else if (const auto* answer = std::get_if<StoreAnswer>(&message)) {
+  } else if (
+      const auto* answer = std::get_if<lighthouse::StoreAnswer>(&message)) {
     const std::lock_guard lock(mutex_);
     const auto waiting = answers_.find(answer->id);
     if (waiting != answers_.end()) {

@@ -24,7 +24,7 @@ namespace weft::elastic {
 
 /// The replica group of a worker.
 struct GroupLife {
-  GroupId id = 0;
+  lighthouse::GroupId id = 0;
   /// The number of the group, which all its lives have.
   int64_t number = 0;
   /// Whether weftrun has started the group again, so that others have the
@@ -38,7 +38,7 @@ struct GroupLife {
 /// Thread-safe.
 class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
  public:
-  using OnReply = std::function<void(const Reply&)>;
+  using OnReply = std::function<void(const lighthouse::Reply&)>;
 
   /// Takes the connection that weftrun --replica-size passes to its workers.
   /// Throws: UsageError if there is none.
@@ -57,17 +57,19 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   /// called by one.
   void listen(OnReply on_reply);
   /// Throws: CommError if weftrun has gone.
-  void send(const Message& message);
+  void send(const lighthouse::Message& message);
   /// Sends the request and waits for the answer.
   /// Throws: CommError if weftrun has gone, or after `timeout`.
-  StoreAnswer ask(StoreRequest request, std::chrono::milliseconds timeout);
+  lighthouse::StoreAnswer ask(
+      lighthouse::StoreRequest request,
+      std::chrono::milliseconds timeout);
 
   /// Returns the store of the run. It keeps this object alive.
   c10::intrusive_ptr<c10d::Store> store();
 
  private:
   void read();
-  void take(const Message& message);
+  void take(const lighthouse::Message& message);
 
   const base::UniqueFd fd_;
   const GroupLife group_;
@@ -78,7 +80,7 @@ class LighthouseLink : public std::enable_shared_from_this<LighthouseLink> {
   bool is_closed_ = false;
   uint64_t next_id_ = 1;
   /// The requests that wait, and their answers.
-  std::map<uint64_t, std::optional<StoreAnswer>> answers_;
+  std::map<uint64_t, std::optional<lighthouse::StoreAnswer>> answers_;
 
   /// Held while `on_reply_` runs.
   std::mutex reply_mutex_;

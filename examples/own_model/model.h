@@ -76,7 +76,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 /// The model. Recipes train any Model, which is a torch::nn::Module.
-struct TransformerImpl : weft::recipes::Model {
+struct TransformerImpl : weft::models::Model {
   Embedding embed, position;
   ModuleList blocks;
   LayerNorm norm;

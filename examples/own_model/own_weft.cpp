@@ -12,9 +12,10 @@
 namespace own {
 namespace {
 
-namespace recipes = weft::recipes;
+namespace config = weft::config;
+namespace models = weft::models;
 
-Config read_options(recipes::ModelOptions& options) {
+Config read_options(config::ModelOptions& options) {
   const Config config{
       .width = options.get<int64_t>("width", {.fallback = 64, .least = 1}),
       .heads = options.get<int64_t>("heads", {.fallback = 4, .least = 1}),
@@ -26,8 +27,8 @@ Config read_options(recipes::ModelOptions& options) {
   return config;
 }
 
-recipes::ModelType transformer() {
-  return recipes::model_type<Config>(
+models::ModelType transformer() {
+  return models::model_type<Config>(
       {.name = "own_transformer",
        .title = "transformer of our own",
        .config = read_options,
@@ -36,7 +37,7 @@ recipes::ModelType transformer() {
            [](const Config& config) {
              return std::make_shared<TransformerImpl>(config);
            },
-       .plan = [](const recipes::PlanOptions& options,
+       .plan = [](const models::PlanOptions& options,
                   const Config& /*config*/) { return plan(options); }});
 }
 
@@ -44,5 +45,5 @@ recipes::ModelType transformer() {
 } // namespace own
 
 int main(int argc, char** argv) {
-  return weft::recipes::cli::main(argc, argv, {own::transformer()});
+  return weft::cli::main(argc, argv, {own::transformer()});
 }

@@ -11,7 +11,7 @@ namespace own {
 /// position, width] have the placement in the options: sharded by position
 /// unless a recipe disables it.
 inline weft::tp::ParallelizePlan plan(
-    const weft::recipes::PlanOptions& options = {}) {
+    const weft::models::PlanOptions& options = {}) {
   using namespace weft::tp;
   const auto stream = options.stream();
   const auto columns = ColwiseParallel({.input_layouts = stream});

@@ -27,9 +27,9 @@ uint64_t ballot_of_start() {
 
 } // namespace
 
-Coordinator::Coordinator(elastic::LighthouseOptions options)
+Coordinator::Coordinator(lighthouse::LighthouseOptions options)
     : loop_(kUpdateInterval),
-      lighthouse_(options, ballot_of_start(), elastic::now()) {
+      lighthouse_(options, ballot_of_start(), lighthouse::now()) {
   loop_.on_tick([this] { update(); });
 }
 
@@ -37,7 +37,7 @@ Coordinator::~Coordinator() = default;
 
 base::UniqueFd Coordinator::connect_worker(
     int local_rank,
-    elastic::GroupId group) {
+    lighthouse::GroupId group) {
   disconnect(local_rank);
   int ends[2];
   if (socketpair(
@@ -55,7 +55,7 @@ base::UniqueFd Coordinator::connect_worker(
   return worker_end;
 }
 
-void Coordinator::lose(elastic::GroupId group, const std::string& why) {
+void Coordinator::lose(lighthouse::GroupId group, const std::string& why) {
   if (!why.empty()) {
     note_end(group, why);
   }
@@ -64,25 +64,27 @@ void Coordinator::lose(elastic::GroupId group, const std::string& why) {
 }
 
 void Coordinator::end_run() {
-  set(elastic::kRunEndsKey, "1");
+  set(lighthouse::kRunEndsKey, "1");
 }
 
 void Coordinator::set(const std::string& key, const std::string& value) {
-  constexpr elastic::KeyValueStore::Client kNobody = UINT64_MAX;
+  constexpr lighthouse::KeyValueStore::Client kNobody = UINT64_MAX;
   store_.handle(
       kNobody,
-      {.op = elastic::StoreRequest::Op::kSet, .keys = {key}, .value = value});
+      {.op = lighthouse::StoreRequest::Op::kSet,
+       .keys = {key},
+       .value = value});
 }
 
 /// The first reason is the right one.
-void Coordinator::note_end(elastic::GroupId group, const std::string& why) {
+void Coordinator::note_end(lighthouse::GroupId group, const std::string& why) {
   if (noted_ends_.insert(group).second) {
-    set(elastic::ended_key(group),
-        std::to_string(elastic::now().count()) + " " + why);
+    set(lighthouse::ended_key(group),
+        std::to_string(lighthouse::now().count()) + " " + why);
   }
 }
 
-void Coordinator::finish(elastic::GroupId group) {
+void Coordinator::finish(lighthouse::GroupId group) {
   lighthouse_.finish(group);
   update();
 }
@@ -100,7 +102,7 @@ void Coordinator::handle(int local_rank, uint32_t events) {
     while (const auto message = worker.incoming.take()) {
       take(local_rank, *message);
     }
-  } catch (const elastic::WireError&) {
+  } catch (const lighthouse::WireError&) {
     return disconnect(local_rank); // It hears of that.
   }
   if (!is_open) {
@@ -118,17 +120,17 @@ bool Coordinator::read_some(Worker& worker) {
   return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-void Coordinator::take(int local_rank, const elastic::Message& message) {
-  if (const auto* report = std::get_if<elastic::Report>(&message)) {
+void Coordinator::take(int local_rank, const lighthouse::Message& message) {
+  if (const auto* report = std::get_if<lighthouse::Report>(&message)) {
     if (report->group == workers_.at(local_rank).group) {
       if (report->has_left_for_good) {
         note_end(report->group, "left");
       }
-      lighthouse_.receive(*report, elastic::now());
+      lighthouse_.receive(*report, lighthouse::now());
       update(report->group);
     }
   } else if (
-      const auto* request = std::get_if<elastic::StoreRequest>(&message)) {
+      const auto* request = std::get_if<lighthouse::StoreRequest>(&message)) {
     for (const auto& delivery :
          store_.handle(static_cast<uint64_t>(local_rank), *request)) {
       send(static_cast<int>(delivery.client), delivery.answer);
@@ -136,12 +138,12 @@ void Coordinator::take(int local_rank, const elastic::Message& message) {
   }
 }
 
-void Coordinator::send(int local_rank, const elastic::Message& message) {
+void Coordinator::send(int local_rank, const lighthouse::Message& message) {
   const auto found = workers_.find(local_rank);
   if (found == workers_.end()) {
     return;
   }
-  found->second.outgoing += elastic::encode(message);
+  found->second.outgoing += lighthouse::encode(message);
   if (!write_some(found->second)) {
     // The reader finds the end of the connection.
     found->second.outgoing.clear();
@@ -177,8 +179,8 @@ void Coordinator::disconnect(int local_rank) {
   }
 }
 
-void Coordinator::update(std::optional<elastic::GroupId> reporter) {
-  const auto now = elastic::now();
+void Coordinator::update(std::optional<lighthouse::GroupId> reporter) {
+  const auto now = lighthouse::now();
   lighthouse_.update(now);
   erase_former_epochs();
   for (const auto group : lighthouse_.groups()) {
@@ -201,7 +203,7 @@ void Coordinator::erase_former_epochs() {
   const auto& epoch = lighthouse_.epoch();
   if (epoch && epoch->number != epoch_) {
     if (epoch_) {
-      store_.erase(elastic::key_prefix(epoch_));
+      store_.erase(lighthouse::key_prefix(epoch_));
     }
     epoch_ = epoch->number;
   }

@@ -24,7 +24,7 @@ namespace weft::launcher {
 class Coordinator {
  public:
   /// The groups of the first epoch, in the number of which it waits.
-  explicit Coordinator(elastic::LighthouseOptions options);
+  explicit Coordinator(lighthouse::LighthouseOptions options);
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -36,50 +36,51 @@ class Coordinator {
   /// Opens the connection of worker `local_rank`, which belongs to `group`, and
   /// returns the end for the worker. An earlier one of the same worker is
   /// closed.
-  base::UniqueFd connect_worker(int local_rank, elastic::GroupId group);
+  base::UniqueFd connect_worker(int local_rank, lighthouse::GroupId group);
   /// Takes the news that a worker of the group has ended, and why if it failed.
-  void lose(elastic::GroupId group, const std::string& why = "");
+  void lose(lighthouse::GroupId group, const std::string& why = "");
   /// Takes the news that a signal ends the whole run. To be called before it is
   /// passed on to workers, which ask whether they are meant alone.
   void end_run();
   /// Takes the news that a group has done all its steps.
-  void finish(elastic::GroupId group);
+  void finish(lighthouse::GroupId group);
   /// Returns the groups to end, which the others cannot go on without and do
   /// not hear from.
-  const std::vector<elastic::GroupId>& groups_to_end() const {
+  const std::vector<lighthouse::GroupId>& groups_to_end() const {
     return lighthouse_.groups_to_end();
   }
-  const elastic::Lighthouse& lighthouse() const { return lighthouse_; }
+  const lighthouse::Lighthouse& lighthouse() const { return lighthouse_; }
 
  private:
   struct Worker {
     base::UniqueFd fd;
-    elastic::GroupId group = 0;
-    elastic::MessageReader incoming = {};
+    lighthouse::GroupId group = 0;
+    lighthouse::MessageReader incoming = {};
     std::string outgoing = {};
   };
 
   void handle(int local_rank, uint32_t events);
   bool read_some(Worker& worker);
-  void take(int local_rank, const elastic::Message& message);
-  void send(int local_rank, const elastic::Message& message);
+  void take(int local_rank, const lighthouse::Message& message);
+  void send(int local_rank, const lighthouse::Message& message);
   bool write_some(Worker& worker);
   void disconnect(int local_rank);
   /// Decides, and tells the groups whose directive has changed, and `reporter`.
-  void update(std::optional<elastic::GroupId> reporter = std::nullopt);
+  void update(std::optional<lighthouse::GroupId> reporter = std::nullopt);
   void erase_former_epochs();
   void set(const std::string& key, const std::string& value);
-  void note_end(elastic::GroupId group, const std::string& why);
+  void note_end(lighthouse::GroupId group, const std::string& why);
 
   EventLoop loop_;
-  elastic::Lighthouse lighthouse_;
-  elastic::KeyValueStore store_;
+  lighthouse::Lighthouse lighthouse_;
+  lighthouse::KeyValueStore store_;
   std::map<int, Worker> workers_;
-  std::
-      map<elastic::GroupId, std::pair<elastic::Directive, elastic::EpochNumber>>
-          told_;
-  elastic::EpochNumber epoch_;
-  std::set<elastic::GroupId> noted_ends_;
+  std::map<
+      lighthouse::GroupId,
+      std::pair<lighthouse::Directive, lighthouse::EpochNumber>>
+      told_;
+  lighthouse::EpochNumber epoch_;
+  std::set<lighthouse::GroupId> noted_ends_;
 };
 
 } // namespace weft::launcher

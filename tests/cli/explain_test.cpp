@@ -22,15 +22,17 @@
 #include "train/setup/validate.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // As the quickstart: grouped heads, two micro-batches, buckets that fill.
-Recipe small_recipe(const std::string& data, const std::string& more = "") {
-  auto recipe = parse_recipe(
+config::Recipe small_recipe(
+    const std::string& data,
+    const std::string& more = "") {
+  auto recipe = train::parse_recipe(
       fmt::format(
           "name: small\n"
           "mesh: {{dp: 2, tp: 2}}\n"
@@ -42,16 +44,16 @@ Recipe small_recipe(const std::string& data, const std::string& more = "") {
           data,
           more),
       "test");
-  validate(recipe, recipe.mesh.dp * recipe.mesh.tp);
+  train::validate(recipe, recipe.mesh.dp * recipe.mesh.tp);
   return recipe;
 }
 
-Recipe sharded_recipe(
+config::Recipe sharded_recipe(
     const std::string& data,
     const std::string& more = "",
     int64_t dp = 1,
     int64_t tp = 1) {
-  auto recipe = parse_recipe(
+  auto recipe = train::parse_recipe(
       fmt::format(
           "name: small\n"
           "mesh: {{dp: {}, dp_shard: 3, tp: {}}}\n"
@@ -64,7 +66,7 @@ Recipe sharded_recipe(
           data,
           more),
       "test");
-  validate(recipe, 3 * dp * tp);
+  train::validate(recipe, 3 * dp * tp);
   return recipe;
 }
 
@@ -84,15 +86,15 @@ Counts counts_of(const StepEstimate& estimate) {
 }
 
 // What rank 0's flight recorders hold of the second step.
-Counts counts_of_a_run(const Recipe& recipe) {
+Counts counts_of_a_run(const config::Recipe& recipe) {
   Counts counts;
   std::mutex mutex;
   test::run_ranks(
       static_cast<int>(recipe.mesh.world_size()), [&](test::RankContext& self) {
-        Trainer trainer(recipe, self.world);
+        train::Trainer trainer(recipe, self.world);
         trainer.train_step(0);
         const auto& mesh = trainer.job().mesh;
-        const auto batch = batch_mesh(mesh);
+        const auto batch = train::batch_mesh(mesh);
         std::map<std::string, mesh::Communicator> groups{
             {batch.mesh_dim_names().front(), batch.group(0)}};
         for (const auto& dim : mesh.mesh_dim_names()) {
@@ -119,7 +121,7 @@ Counts counts_of_a_run(const Recipe& recipe) {
 
 template <class MakeRecipe>
 void expect_as_run(const MakeRecipe& make_recipe, const std::string& more) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::string text;
   for (int i = 0; i < 4000; ++i) {
     text += "line " + std::to_string(i * 7919 % 1000) + "\n";
@@ -291,8 +293,8 @@ TEST(StepEstimate, OfEveryRecipe) {
       continue;
     }
     SCOPED_TRACE(entry.path().filename());
-    auto recipe = load_recipe(entry.path().string());
-    validate(recipe, 4);
+    auto recipe = train::load_recipe(entry.path().string());
+    train::validate(recipe, 4);
     const auto estimate = estimate_step(recipe);
     EXPECT_GT(estimate.parameter_count, 0);
     EXPECT_GT(estimate.collective_count(), 0);
@@ -314,8 +316,8 @@ CollectiveGroup messages_in_layers(const StepEstimate& estimate) {
 }
 
 TEST(Llama70B, IsExplainedForSixteenThousandRanks) {
-  auto recipe = load_recipe(WEFT_SOURCE_DIR "/recipes/llama_70b.yaml");
-  validate(recipe, 16384);
+  auto recipe = train::load_recipe(WEFT_SOURCE_DIR "/recipes/llama_70b.yaml");
+  train::validate(recipe, 16384);
   recipe.tp.async_tp = "off";
   const auto estimate = estimate_step(recipe);
   EXPECT_NEAR(static_cast<double>(estimate.parameter_count), 70.55e9, 0.01e9);
@@ -343,14 +345,14 @@ TEST(MeasuredRun, NumbersOfLayersAndBucketsAreStars) {
 }
 
 TEST(MeasuredRun, ReadsTracesAndMetrics) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto recipe = small_recipe(folder.write("text.txt", "text"));
-  const auto refusal = [&](const Recipe& explained) {
-    return message_of<mesh::UsageError>(
+  const auto refusal = [&](const config::Recipe& explained) {
+    return fixtures::message_of<mesh::UsageError>(
         [&] { read_measured(folder.path(), explained); });
   };
   EXPECT_THAT(refusal(recipe), HasSubstr("has no recipe.yaml"));
-  folder.write("recipe.yaml", to_yaml(recipe));
+  folder.write("recipe.yaml", config::to_yaml(recipe));
   EXPECT_THAT(refusal(recipe), HasSubstr("neither trace.json nor metrics"));
   auto larger = recipe;
   larger.model.layers = 4;
@@ -384,4 +386,4 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 constexpr const char* kRest =
@@ -48,4 +48,4 @@ TEST(Listeners, LeavesOutTheRest) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::cli

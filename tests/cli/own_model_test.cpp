@@ -14,7 +14,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::cli {
 namespace {
 
 using ::testing::ElementsAre;
@@ -30,7 +30,7 @@ struct BagConfig {
   std::vector<std::string> tags;
 };
 
-BagConfig read_bag(ModelOptions& options) {
+BagConfig read_bag(config::ModelOptions& options) {
   BagConfig config{
       .width = options.get<int64_t>("width", {.least = 1, .most = 4096}),
       .tokens = options.get<int64_t>("tokens", {.fallback = 256}),
@@ -48,7 +48,7 @@ BagConfig read_bag(ModelOptions& options) {
 }
 
 // Each token for itself.
-class BagImpl : public Model {
+class BagImpl : public models::Model {
  public:
   explicit BagImpl(const BagConfig& config)
       : scale_(config.scale),
@@ -71,16 +71,16 @@ class BagImpl : public Model {
   torch::nn::Linear down;
 };
 
-OwnModel<BagConfig> bag() {
+models::OwnModel<BagConfig> bag() {
   return {
       .name = "bag",
       .title = "bag of tokens",
       .config = read_bag,
       .outputs = [](const BagConfig& config) { return config.tokens; },
-      .make = [](const BagConfig& config) -> std::shared_ptr<Model> {
+      .make = [](const BagConfig& config) -> std::shared_ptr<models::Model> {
         return std::make_shared<BagImpl>(config);
       },
-      .plan = [](const PlanOptions& options,
+      .plan = [](const models::PlanOptions& options,
                  const BagConfig& /*config*/) -> tp::ParallelizePlan {
         return {
             {"up", tp::ColwiseParallel()},
@@ -89,8 +89,8 @@ OwnModel<BagConfig> bag() {
       }};
 }
 
-KnownModels with_bag() {
-  return known_models({model_type(bag())});
+config::KnownModels with_bag() {
+  return models::known_models({models::model_type(bag())});
 }
 
 constexpr std::string_view kBag =
@@ -99,19 +99,19 @@ constexpr std::string_view kBag =
     "  options: {width: 64, act: tanh}\n"
     "data: {paths: [text.txt]}\n";
 
-Recipe read_bag_recipe(
+config::Recipe read_bag_recipe(
     std::string_view text,
     const std::vector<std::string>& overrides = {},
     int64_t world_size = 1) {
-  auto recipe = parse_recipe(text, "r.yaml", overrides, with_bag());
-  validate(recipe, world_size);
+  auto recipe = train::parse_recipe(text, "r.yaml", overrides, with_bag());
+  train::validate(recipe, world_size);
   return recipe;
 }
 
 std::string bag_refusal(
     std::string_view text,
     const std::vector<std::string>& overrides = {}) {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { read_bag_recipe(text, overrides); });
 }
 
@@ -125,29 +125,29 @@ TEST(OwnModel, OptionsAreReadAndCompleted) {
   const auto recipe = read_bag_recipe(
       kBag, {"model.options.scale=2", "model.options={tags: [a, 'b c']}"});
   EXPECT_EQ(
-      value_of(recipe, "model.options"),
+      config::value_of(recipe, "model.options"),
       "{act: tanh, bias: true, scale: 2.0, tags: [a, \"b c\"], tokens: 256, "
       "width: 64}");
-  EXPECT_EQ(value_of(recipe, "model.options.scale"), "2.0");
-  EXPECT_EQ(value_of(recipe, "model.options.depth"), "nothing");
-  EXPECT_EQ(model_title(recipe), "bag of tokens");
-  EXPECT_EQ(model_outputs(recipe), 256);
-  ModelOptions options(recipe);
+  EXPECT_EQ(config::value_of(recipe, "model.options.scale"), "2.0");
+  EXPECT_EQ(config::value_of(recipe, "model.options.depth"), "nothing");
+  EXPECT_EQ(models::model_title(recipe), "bag of tokens");
+  EXPECT_EQ(models::model_outputs(recipe), 256);
+  config::ModelOptions options(recipe);
   const auto config = read_bag(options);
   EXPECT_EQ(config.act, "tanh");
   EXPECT_THAT(config.tags, ElementsAre("a", "b c"));
-  EXPECT_EQ(make_model(recipe)->parameters().size(), 3U);
+  EXPECT_EQ(models::make_model(recipe)->parameters().size(), 3U);
   EXPECT_EQ(
-      make_model(read_bag_recipe(kBag, {"model.options.bias=false"}))
+      models::make_model(read_bag_recipe(kBag, {"model.options.bias=false"}))
           ->parameters()
           .size(),
       2U);
-  EXPECT_EQ(model_plan(recipe).size(), 2U);
+  EXPECT_EQ(models::model_plan(recipe).size(), 2U);
 }
 
 TEST(OwnModel, WrittenRecipesAreReadAgain) {
   const auto recipe = read_bag_recipe(kBag);
-  const auto text = to_yaml(recipe);
+  const auto text = config::to_yaml(recipe);
   EXPECT_THAT(
       text,
       HasSubstr(
@@ -159,11 +159,11 @@ TEST(OwnModel, WrittenRecipesAreReadAgain) {
   EXPECT_EQ(read_bag_recipe(text), recipe);
   // A value that is written otherwise is the same value.
   const auto same = read_bag_recipe(kBag, {"model.options.scale=1"});
-  EXPECT_THAT(differing_keys(recipe, same), ElementsAre());
+  EXPECT_THAT(config::differing_keys(recipe, same), ElementsAre());
   const auto other = read_bag_recipe(
       kBag, {"model.options.scale=3", "model.options.width=32", "seed=1"});
   EXPECT_THAT(
-      differing_keys(recipe, other),
+      config::differing_keys(recipe, other),
       ElementsAre("seed", "model.options.scale", "model.options.width"));
 }
 
@@ -229,7 +229,7 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
       "override model.options.width=7.5: model.options.width: expected an "
       "integer, found the number 7.5");
   EXPECT_EQ(
-      message_of<mesh::UsageError>([] {
+      fixtures::message_of<mesh::UsageError>([] {
         read_bag_recipe(kBag, {"model.options.width=7", "mesh.tp=2"}, 2);
       }),
       "override model.options.width=7: model.options.width: mesh.tp does not "
@@ -259,7 +259,8 @@ TEST(OwnModel, RefusesWhatDoesNotFitTheRestOfTheRecipe) {
 
 TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {
   EXPECT_EQ(
-      message_of<mesh::UsageError>([] { parse_recipe(kBag, "r.yaml"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [] { train::parse_recipe(kBag, "r.yaml"); }),
       "r.yaml:2:9: model.type: expected one of llama, gpt2, moe, vit, mlp, "
       "found bag");
   EXPECT_EQ(
@@ -267,23 +268,24 @@ TEST(OwnModel, IsRefusedWhereItIsNotLinkedIn) {
       "override model.type=bug: model.type: expected one of llama, gpt2, moe, "
       "vit, mlp, bag, found bug; did you mean bag?");
   EXPECT_EQ(
-      bag_refusal(min_and(""), {"model.options.width=3"}),
+      bag_refusal(fixtures::min_and(""), {"model.options.width=3"}),
       "override model.options.width=3: model.options: does not apply if "
       "model.type is llama; it applies if model.type is a type that the "
       "program registers");
   EXPECT_EQ(
-      bag_refusal(min_and(""), {"model.options={}"}),
+      bag_refusal(fixtures::min_and(""), {"model.options={}"}),
       "override model.options={}: model.options: does not apply if model.type "
       "is llama; it applies if model.type is a type that the program "
       "registers");
 }
 
-std::string types_refusal(std::vector<OwnModel<BagConfig>> models) {
-  ModelTypes types;
+std::string types_refusal(std::vector<models::OwnModel<BagConfig>> models) {
+  config::ModelTypes types;
   for (const auto& model : models) {
-    types.push_back(model_type(model));
+    types.push_back(models::model_type(model));
   }
-  return message_of<mesh::UsageError>([&] { check_model_types(types); });
+  return fixtures::message_of<mesh::UsageError>(
+      [&] { models::check_model_types(types); });
 }
 
 TEST(OwnModel, TypesAreCheckedBeforeAnythingIsRead) {
@@ -321,4 +323,4 @@ TEST(OwnModel, StepsAreEstimated) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::cli

@@ -13,7 +13,7 @@
 #include "config/recipe.h"
 #include "tests/support/temp_folder.h"
 
-namespace weft::recipes {
+namespace weft::fixtures {
 
 /// A test::TempFolder whose paths are text, as those of recipes are.
 class TempFolder {
@@ -64,4 +64,4 @@ inline std::string min_and(std::string_view more) {
   return text.append(more);
 }
 
-} // namespace weft::recipes
+} // namespace weft::fixtures

@@ -9,7 +9,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 using ::testing::HasSubstr;
@@ -33,8 +33,8 @@ Recipe resolved_text(
     std::string_view text,
     const std::vector<std::string>& overrides = {},
     int64_t world_size = 1) {
-  Recipe recipe = parse_recipe(text, "r.yaml", overrides);
-  validate(recipe, world_size);
+  Recipe recipe = train::parse_recipe(text, "r.yaml", overrides);
+  train::validate(recipe, world_size);
   return recipe;
 }
 
@@ -42,7 +42,7 @@ std::string whole_refusal(
     std::string_view text,
     const std::vector<std::string>& overrides,
     int64_t world_size = 1) {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { resolved_text(text, overrides, world_size); });
 }
 
@@ -60,13 +60,13 @@ TEST(ModelKeys, EveryTypeNeedsItsOwn) {
   for (const auto text : {kGpt2, kMoe, kVit, kMlp}) {
     EXPECT_EQ(model_refusal(text, {}), "") << text;
     const Recipe recipe = resolved_text(text);
-    EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe) << text;
+    EXPECT_EQ(train::parse_recipe(to_yaml(recipe), "r.yaml"), recipe) << text;
   }
   EXPECT_EQ(
       whole_refusal("model: {type: vit, dim: 64, layers: 2, ffn_dim: 1}\n", {}),
       "r.yaml: model.heads: is required but missing");
   EXPECT_EQ(
-      whole_refusal(kMinRecipe, {"model.type=moe"}),
+      whole_refusal(fixtures::kMinRecipe, {"model.type=moe"}),
       "r.yaml: model.num_experts: is required but missing");
 }
 
@@ -76,7 +76,7 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
       "override model.heads=4: model.heads: does not apply if model.type is "
       "mlp; it applies if model.type is llama, gpt2, moe, vit");
   EXPECT_EQ(
-      whole_refusal(kMinRecipe, {"model.num_experts=4"}),
+      whole_refusal(fixtures::kMinRecipe, {"model.num_experts=4"}),
       "override model.num_experts=4: model.num_experts: does not apply if "
       "model.type is llama; it applies if model.type is moe");
   EXPECT_EQ(
@@ -88,9 +88,9 @@ TEST(ModelKeys, RefusesThoseOfOtherTypes) {
       {kGpt2, "model.tie_embeddings=true"},
       {kGpt2, "model.rope_theta=1"},
       {kGpt2, "model.rope_scaling.rope_type=linear"},
-      {kMinRecipe, "model.dropout=0.1"},
-      {kMinRecipe, "model.max_position_embeddings=512"},
-      {kMinRecipe, "model.image_size=8"},
+      {fixtures::kMinRecipe, "model.dropout=0.1"},
+      {fixtures::kMinRecipe, "model.max_position_embeddings=512"},
+      {fixtures::kMinRecipe, "model.image_size=8"},
       {kVit, "model.vocab_size=256"},
       {kVit, "model.kv_heads=4"},
       {kMlp, "model.dim=4"},
@@ -112,7 +112,8 @@ TEST(ModelKeys, WrittenRecipesHaveOnlyTheirOwn) {
   EXPECT_THAT(mlp, Not(HasSubstr("rope")));
   EXPECT_THAT(mlp, Not(HasSubstr("tokenizer")));
   const std::string llama = to_yaml(resolved_text(
-      kMinRecipe, {"model.rope_scaling={rope_type: llama3, factor: 32.0}"}));
+      fixtures::kMinRecipe,
+      {"model.rope_scaling={rope_type: llama3, factor: 32.0}"}));
   EXPECT_THAT(
       llama,
       HasSubstr("  rope_scaling:\n    rope_type: llama3\n    factor: 32.0\n"));
@@ -122,21 +123,22 @@ TEST(ModelKeys, WrittenRecipesHaveOnlyTheirOwn) {
 
 TEST(ModelKeys, NestedSectionsAreReadStrictly) {
   EXPECT_EQ(
-      whole_refusal(kMinRecipe, {"model.rope_scaling=llama3"}),
+      whole_refusal(fixtures::kMinRecipe, {"model.rope_scaling=llama3"}),
       "override model.rope_scaling=llama3: model.rope_scaling: expected a map, "
       "found the string \"llama3\"");
   EXPECT_EQ(
-      whole_refusal(kMinRecipe, {"model.rope_scaling.type=linear"}),
+      whole_refusal(fixtures::kMinRecipe, {"model.rope_scaling.type=linear"}),
       "override model.rope_scaling.type=linear: model.rope_scaling.type: "
       "unknown key; did you mean model.type?");
   EXPECT_EQ(
-      whole_refusal(kMinRecipe, {"model.rope_scaling.rope_type=yarn"}),
+      whole_refusal(
+          fixtures::kMinRecipe, {"model.rope_scaling.rope_type=yarn"}),
       "override model.rope_scaling.rope_type=yarn: "
       "model.rope_scaling.rope_type: expected one of none, linear, llama3, "
       "found yarn");
   EXPECT_EQ(
       model_refusal(
-          kMinRecipe,
+          fixtures::kMinRecipe,
           {"model.rope_scaling={rope_type: llama3, high_freq_factor: 1}"}),
       "1 is not greater than model.rope_scaling.low_freq_factor=1");
 }
@@ -147,7 +149,7 @@ TEST(ModelKeys, DataFitsTheModel) {
       "override data.type=text: data.type: model.type=mlp is a model for "
       "images: it needs data.type=digits, not text");
   EXPECT_EQ(
-      model_refusal(kMinRecipe, {"data.type=digits"}),
+      model_refusal(fixtures::kMinRecipe, {"data.type=digits"}),
       "model.type=llama is a model for language: it needs data.type=text or "
       "tokens, not digits");
   EXPECT_EQ(
@@ -185,18 +187,19 @@ TEST(ModelKeys, SizesFitEachOther) {
 
 TEST(ModelKeys, RecomputationNamesItsModules) {
   EXPECT_EQ(
-      model_refusal(kMinRecipe, {"train.activation_checkpoint=selective"}),
+      model_refusal(
+          fixtures::kMinRecipe, {"train.activation_checkpoint=selective"}),
       "selective needs train.activation_checkpoint_modules, such as "
       "[\"model.layers.*.mlp\"]");
   EXPECT_EQ(
       model_refusal(
-          kMinRecipe,
+          fixtures::kMinRecipe,
           {"train.activation_checkpoint=full",
            "train.activation_checkpoint_modules=[x]"}),
       "requires train.activation_checkpoint=selective, but that key is full");
   EXPECT_EQ(
       model_refusal(
-          kMinRecipe,
+          fixtures::kMinRecipe,
           {"train.activation_checkpoint=selective",
            "train.activation_checkpoint_modules=['model.layers.*.mlp']"}),
       "");
@@ -204,14 +207,14 @@ TEST(ModelKeys, RecomputationNamesItsModules) {
 
 TEST(ModelKeys, AdaptersNameTheirTargets) {
   EXPECT_EQ(
-      model_refusal(kMinRecipe, {"lora.rank=4"}),
+      model_refusal(fixtures::kMinRecipe, {"lora.rank=4"}),
       "got 4 without lora.target_modules. Set lora.target_modules to the "
       "Linear layers that get an adapter, such as "
       "[\"model.layers.*.self_attn.*\"]");
   const Recipe recipe = resolved_text(
-      kMinRecipe, {"lora={rank: 4, target_modules: ['*.q_proj']}"});
+      fixtures::kMinRecipe, {"lora={rank: 4, target_modules: ['*.q_proj']}"});
   EXPECT_EQ(recipe.lora.target_modules, (std::vector<std::string>{"*.q_proj"}));
-  EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe);
+  EXPECT_EQ(train::parse_recipe(to_yaml(recipe), "r.yaml"), recipe);
 }
 
 TEST(ModelKeys, ConditionsNameKeysWithChoices) {
@@ -228,4 +231,4 @@ TEST(ModelKeys, ConditionsNameKeysWithChoices) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::config

@@ -14,7 +14,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 using ::testing::StartsWith;
@@ -37,7 +37,7 @@ std::map<std::string_view, std::string> other_values() {
 // The key stands in line 4.
 std::string recipe_with(std::string_view key, const std::string& value) {
   const auto dot = key.find('.');
-  return min_and(
+  return fixtures::min_and(
       std::string(key.substr(0, dot)) + ":\n  " +
       std::string(key.substr(dot + 1)) + ": " + value + "\n");
 }
@@ -45,7 +45,7 @@ std::string recipe_with(std::string_view key, const std::string& value) {
 std::string refusal(
     std::string_view text,
     const std::vector<std::string>& overrides = {}) {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { read_recipe(text, "r.yaml", overrides); });
 }
 
@@ -66,7 +66,7 @@ TEST(RenamedKeys, AreRefusedWithTheNameOfToday) {
     EXPECT_EQ(refusal(recipe_with(before, value)), "r.yaml:4:3: " + text);
     const auto override_text = std::string(before) + "=" + value;
     EXPECT_EQ(
-        refusal(kMinRecipe, {override_text}),
+        refusal(fixtures::kMinRecipe, {override_text}),
         "override " + override_text + ": " + text);
   }
 }
@@ -79,7 +79,7 @@ TEST(RenamedKeys, OfStoredRecipesAreRead) {
     const auto present = parse_stored_recipe(
         recipe_with(find_renamed_key(before)->now, value), "r.yaml");
     EXPECT_EQ(former, present);
-    EXPECT_NE(former, parse_stored_recipe(kMinRecipe, "r.yaml"));
+    EXPECT_NE(former, parse_stored_recipe(fixtures::kMinRecipe, "r.yaml"));
   }
 }
 
@@ -94,4 +94,4 @@ TEST(RenamedSections, AreRefusedWithAnyContent) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::config

@@ -10,7 +10,7 @@
 #include "config/suggest.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 using ::testing::HasSubstr;
@@ -68,7 +68,7 @@ TEST(Schema, DocsAreUpToDate) {
   if (std::getenv("WEFT_WRITE_DOCS") != nullptr) {
     std::ofstream(path) << schema_markdown();
   }
-  EXPECT_EQ(read_text(path), schema_markdown())
+  EXPECT_EQ(fixtures::read_text(path), schema_markdown())
       << "WEFT_WRITE_DOCS=1 build/bin/config_test "
          "--gtest_filter=Schema.DocsAreUpToDate";
 }
@@ -106,4 +106,4 @@ TEST(Suggest, NamesTheNearestKey) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::config

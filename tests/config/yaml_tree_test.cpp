@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 using Kind = YamlNode::Kind;
@@ -199,4 +199,4 @@ TEST(YamlTree, RefusesBytesThatAreNoText) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::config

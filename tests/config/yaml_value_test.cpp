@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft::recipes {
+namespace weft::config {
 namespace {
 
 template <class T>
@@ -181,4 +181,4 @@ TEST(YamlValue, WritingAndReadingGivesTheSame) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::config

@@ -241,8 +241,8 @@ mesh::World one_rank_world() {
   return mesh::World::from_store({}, 0, 1, options);
 }
 
-recipes::Recipe tiny_recipe(const std::string& dtype) {
-  recipes::Recipe recipe;
+config::Recipe tiny_recipe(const std::string& dtype) {
+  config::Recipe recipe;
   recipe.name = "gpu";
   recipe.mesh = {1, 1};
   recipe.model.dim = 64;
@@ -265,17 +265,17 @@ struct Trained {
 
 Trained train(const mesh::World& world, const std::string& dtype, int steps) {
   const auto mesh = mesh::DeviceMesh::create(world, {1, 1}, {"dp", "tp"});
-  auto job = recipes::make_train_job(tiny_recipe(dtype), mesh);
+  auto job = train::make_train_job(tiny_recipe(dtype), mesh);
   Trained result;
   for (int step = 0; step < steps; ++step) {
     const auto data =
         at::arange(4 * 33).mul(31 + step).remainder(96).view({4, 33});
-    const auto batch = recipes::to_device(
+    const auto batch = data::to_device(
         {.input = data.narrow(1, 0, 32).contiguous(),
          .target = data.narrow(1, 1, 32).contiguous()},
         world.device());
     auto loss =
-        recipes::token_loss((*job.ddp)(batch.input), batch.target, 4 * 32);
+        train::token_loss((*job.ddp)(batch.input), batch.target, 4 * 32);
     loss.backward();
     result.losses.push_back(loss.item<double>());
     job.optimizer->step();
@@ -549,8 +549,8 @@ TEST_F(GpuTest, CrossEntropyOfBFloat16TakesTheMemoryOfItsGradient) {
 TEST_F(GpuTest, MemoryIsCountedAndBatchesArriveWhole) {
   const auto tokens = at::arange(1 << 16).view({64, 1024});
   for (int i = 0; i < 20; ++i) { // Pinned memory is used again meanwhile.
-    const auto there = recipes::to_device(
-        {.input = tokens + i, .target = tokens - i}, device());
+    const auto there =
+        data::to_device({.input = tokens + i, .target = tokens - i}, device());
     EXPECT_EQ(there.input.device(), device());
     EXPECT_TRUE(at::equal(there.input.cpu(), tokens + i));
     EXPECT_TRUE(at::equal(there.target.cpu(), tokens - i));

@@ -17,7 +17,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 constexpr int64_t kLength = 8;
@@ -71,14 +71,14 @@ class BatchLoaderTest : public ::testing::Test {
     return all;
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
   int64_t num_tokens_ = 0;
 };
 
 // The file was in order when it was opened; a device would end the process with
 // an assertion of its own.
 TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::vector<uint16_t> tokens(200, 7);
   const auto bytes = [&] {
     return std::string_view(
@@ -105,8 +105,8 @@ TEST(TokenBatches, ATokenOutsideOfTheVocabularyIsNamedBeforeItReachesADevice) {
     file << bytes();
   }
   std::filesystem::last_write_time(path, written);
-  const auto message =
-      message_of<DataError>([&] { loader.train(/*next_sample=*/3, 0); });
+  const auto message = fixtures::message_of<DataError>(
+      [&] { loader.train(/*next_sample=*/3, 0); });
   EXPECT_NE(message.find(path), std::string::npos) << message;
   EXPECT_NE(
       message.find(
@@ -192,12 +192,12 @@ TEST_F(BatchLoaderTest, RefusesShapesThatDoNotDivide) {
 }
 
 TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
-  Recipe recipe = parse_recipe(
-      kMinRecipe,
+  config::Recipe recipe = train::parse_recipe(
+      fixtures::kMinRecipe,
       "r.yaml",
       std::vector<std::string>{
           "data.paths=['" + folder_.path() + "']", "data.sequence_length=8"});
-  validate(recipe, 2);
+  train::validate(recipe, 2);
   BatchLoader data = BatchLoader::open(recipe, /*dp_rank=*/1);
   EXPECT_EQ(data.data().describe(), "0.0 MB of text");
   EXPECT_EQ(data.data().num_train_samples(), (num_tokens_ - 20 - 1) / 8);
@@ -206,13 +206,14 @@ TEST_F(BatchLoaderTest, OpensWhatARecipeNames) {
   EXPECT_EQ(batch.first_sample, 8);
   recipe.data.sequence_length = 2000;
   EXPECT_EQ(
-      message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { BatchLoader::open(recipe, 0); }),
       "override data.sequence_length=8: data.sequence_length: a sequence "
       "length of 2000 is too long for data of 2002 tokens. One training and "
       "one validation sample need 4002");
   recipe.data.paths = {"/nonexistent"};
-  const std::string message =
-      message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); });
+  const std::string message = fixtures::message_of<mesh::UsageError>(
+      [&] { BatchLoader::open(recipe, 0); });
   EXPECT_TRUE(message.starts_with("override data.paths=['")) << message;
   EXPECT_NE(
       message.find(": data.paths[0]: \"/nonexistent\": No such"),
@@ -228,14 +229,14 @@ TEST_F(BatchLoaderTest, OpensDigits) {
     }
     rows += std::to_string(row % 10) + "\n";
   }
-  const TempFolder folder;
-  Recipe recipe = parse_recipe(
+  const fixtures::TempFolder folder;
+  config::Recipe recipe = train::parse_recipe(
       "model: {type: mlp, layers: 1, ffn_dim: 8}\n"
       "data: {type: digits, paths: [" +
           folder.write("digits.csv", rows) + "]}\n",
       "r.yaml",
       std::vector<std::string>{"train.global_batch_size=4"});
-  validate(recipe, 2);
+  train::validate(recipe, 2);
   BatchLoader data = BatchLoader::open(recipe, /*dp_rank=*/1);
   EXPECT_EQ(data.data().num_train_samples(), 18);
   EXPECT_EQ(data.num_heldout_batches(8), 1) << "two samples, repeated";
@@ -248,4 +249,4 @@ TEST_F(BatchLoaderTest, OpensDigits) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::data

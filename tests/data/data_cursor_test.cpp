@@ -13,7 +13,7 @@
 #include "train/setup/validate.h"
 #include "train/store/train_state.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 using Taken = std::map<int64_t, int>;
@@ -49,17 +49,19 @@ struct Leg {
 };
 
 // What a checkpoint of one leg tells the next.
-TrainState through_a_checkpoint(const TrainState& state, const Recipe& recipe) {
-  return parse_train_state(to_json(state, recipe), "step");
+train::TrainState through_a_checkpoint(
+    const train::TrainState& state,
+    const config::Recipe& recipe) {
+  return train::parse_train_state(to_json(state, recipe), "step");
 }
 
 // 3 epochs and more, in another order of replicas and accumulation each time.
 TEST(DataCursor, EachSampleIsTakenOnceOnChangingMeshes) {
   const int64_t global = 24;
-  auto recipe = parse_recipe(kMinRecipe, "r.yaml");
+  auto recipe = train::parse_recipe(fixtures::kMinRecipe, "r.yaml");
   recipe.train.global_batch_size = global;
   Taken taken;
-  TrainState state;
+  train::TrainState state;
   for (const Leg& leg :
        {Leg{2, 2, 6, 5}, Leg{1, 2, 8, 3}, Leg{3, 1, 4, 4}, Leg{4, 1, 6, 2}}) {
     std::vector<BatchLoader> replicas;
@@ -93,8 +95,8 @@ TEST(DataCursor, EachSampleIsTakenOnceOnChangingMeshes) {
 }
 
 TEST(TrainState, ComesBackWhole) {
-  const auto recipe = parse_recipe(kMinRecipe, "r.yaml");
-  const TrainState state{
+  const auto recipe = train::parse_recipe(fixtures::kMinRecipe, "r.yaml");
+  const train::TrainState state{
       .step = 7,
       .tokens = 12345,
       .next_sample = 168,
@@ -103,4 +105,4 @@ TEST(TrainState, ComesBackWhole) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::data

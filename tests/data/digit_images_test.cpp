@@ -13,7 +13,7 @@
 #include "data/text_corpus.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 using ::testing::EndsWith;
@@ -64,10 +64,11 @@ class DigitImagesTest : public ::testing::Test {
 
   std::string refusal_of(const std::string& text) const {
     const std::string path = folder_.write("bad.csv", text);
-    return message_of<mesh::UsageError>([&] { DigitImages({path}, 1); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { DigitImages({path}, 1); });
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 TEST_F(DigitImagesTest, HoldsOutTheLastTenth) {
@@ -158,7 +159,7 @@ TEST_F(DigitImagesTest, RefusesRowsThatAreNoImages) {
 
 TEST_F(DigitImagesTest, RefusesFilesThatAreNotThereOrBroken) {
   EXPECT_EQ(
-      message_of<mesh::UsageError>([] {
+      fixtures::message_of<mesh::UsageError>([] {
         DigitImages({"/nonexistent.csv.gz"}, 1, "r.yaml: data.paths");
       }),
       "r.yaml: data.paths[0]: \"/nonexistent.csv.gz\": No such file or "
@@ -168,7 +169,7 @@ TEST_F(DigitImagesTest, RefusesFilesThatAreNotThereOrBroken) {
       refusal_of(digit_row(1)),
       EndsWith("1 images, expected at least one for training and one for "
                "validation"));
-  const std::string whole = read_text(folder_ / "digits.csv.gz");
+  const std::string whole = fixtures::read_text(folder_ / "digits.csv.gz");
   EXPECT_THAT(
       refusal_of(whole.substr(0, whole.size() / 2)), HasSubstr("bad.csv\""));
   std::string damaged = whole;
@@ -192,4 +193,4 @@ TEST(DigitImagesFile, HasTheImagesOfScikitLearn) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::data

@@ -9,7 +9,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 std::vector<int64_t> permutation(int64_t size, uint64_t seed, uint64_t stream) {
@@ -93,7 +93,7 @@ TEST(SampleOrder, HoldsOutAtLeastOneSample) {
 TEST(SampleOrder, RefusesDataThatIsTooShort) {
   EXPECT_EQ(SampleOrder(22, 10, 1).num_train_samples(), 1);
   EXPECT_EQ(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [] { SampleOrder(21, 10, 1, "r.yaml:4:3: data.sequence_length"); }),
       "r.yaml:4:3: data.sequence_length: a sequence length of 10 is too long "
       "for data of 21 tokens. One training and one validation sample need 22");
@@ -139,4 +139,4 @@ TEST(SampleOrder, HeldOutTokensAreNeverTrainedOn) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::data

@@ -11,7 +11,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -32,7 +32,7 @@ std::string all_text(TextCorpus& corpus) {
 
 // The names of the files below `folder`.
 std::vector<std::string> names_in(
-    const TempFolder& folder,
+    const fixtures::TempFolder& folder,
     const std::vector<std::string>& paths) {
   std::vector<std::string> names;
   for (const DataFile& file : find_files(paths, "data.paths")) {
@@ -42,12 +42,12 @@ std::vector<std::string> names_in(
 }
 
 std::string corpus_refusal(const std::vector<std::string>& paths) {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { TextCorpus(paths, "r.yaml:3:9: data.paths"); });
 }
 
 TEST(FindFiles, WalksFoldersInTheOrderOfBytes) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   for (const auto* name :
        {"b.txt", "B.txt", "a/z", "a/b/c", "a-b", ".hidden", ".git/config"}) {
     folder.write(name, "x");
@@ -62,7 +62,7 @@ TEST(FindFiles, WalksFoldersInTheOrderOfBytes) {
 }
 
 TEST(FindFiles, ExpandsGlobs) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   for (const auto* name : {"x1/a.txt", "x2/a.txt", "x2/y/b.txt", "x2/c.md"}) {
     folder.write(name, name);
   }
@@ -82,7 +82,7 @@ TEST(FindFiles, ExpandsGlobs) {
 }
 
 TEST(FindFiles, TakesAFileOnce) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string file = folder.write("sub/a.txt", "x");
   fs::create_symlink(folder / "sub", folder / "sub/loop");
   fs::create_symlink(file, folder / "sub/b.txt");
@@ -92,14 +92,14 @@ TEST(FindFiles, TakesAFileOnce) {
 }
 
 TEST(FindFiles, AnExistingNameIsNoPattern) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("a[1].txt", "x");
   folder.write("a1.txt", "x");
   EXPECT_THAT(names_in(folder, {folder / "a[1].txt"}), ElementsAre("a[1].txt"));
 }
 
 TEST(TextCorpus, RefusesPathsThatNameNothing) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string good = folder.write("good", "x");
   EXPECT_EQ(
       corpus_refusal({good, folder / "nope"}),
@@ -124,7 +124,7 @@ TEST(TextCorpus, RefusesPathsThatNameNothing) {
 }
 
 TEST(TextCorpus, ReadsAcrossFiles) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("a", "abc");
   folder.write("b", "");
   folder.write("c", "d");
@@ -145,7 +145,7 @@ TEST(TextCorpus, ReadsAcrossFiles) {
 }
 
 TEST(TextCorpus, KeepsEveryByte) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::string bytes(256, '\0');
   std::iota(bytes.begin(), bytes.end(), '\0');
   TextCorpus corpus({folder.write("bytes", bytes)});
@@ -153,7 +153,7 @@ TEST(TextCorpus, KeepsEveryByte) {
 }
 
 TEST(TextCorpus, OpensMoreFilesThanItKeepsOpen) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::string all;
   for (int i = 100; i < 200; ++i) {
     folder.write(std::to_string(i), std::to_string(i));
@@ -173,11 +173,11 @@ TEST(TextCorpus, OpensMoreFilesThanItKeepsOpen) {
 }
 
 TEST(TextCorpus, NoticesFilesThatChange) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("a", "0123456789");
   const std::string path = folder.write("b", "0123456789");
   const auto message = [&](TextCorpus& corpus) {
-    return message_of<DataError>([&] { text_of(corpus, 8, 8); });
+    return fixtures::message_of<DataError>([&] { text_of(corpus, 8, 8); });
   };
   TextCorpus corpus({folder.path()});
   TextCorpus open({folder.path()});
@@ -199,23 +199,23 @@ TEST(TextCorpus, NoticesFilesThatChange) {
   fs::remove(path);
   EXPECT_EQ(text_of(again, 0, 10), "0123456789");
   EXPECT_EQ(
-      message_of<DataError>([&] { text_of(again, 10, 3); }),
+      fixtures::message_of<DataError>([&] { text_of(again, 10, 3); }),
       "data file \"" + path + "\", offset 0: No such file or directory");
 }
 
 TEST(TextCorpus, NoticesAFileWrittenAnew) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder.write("a", "0123456789");
   TextCorpus corpus({path});
   folder.write("a", "abcdefghij");
   fs::last_write_time(path, fs::file_time_type::clock::now());
   EXPECT_THAT(
-      message_of<DataError>([&] { all_text(corpus); }),
+      fixtures::message_of<DataError>([&] { all_text(corpus); }),
       HasSubstr("changed after the run started"));
 }
 
 TEST(TextCorpus, FingerprintTellsNamesAndSizes) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string a = folder.write("a", "12");
   const std::string b = folder.write("b", "3");
   const uint64_t first = TextCorpus({a, b}).fingerprint();
@@ -227,4 +227,4 @@ TEST(TextCorpus, FingerprintTellsNamesAndSizes) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::data

@@ -17,7 +17,7 @@
 #include "train/setup/validate.h"
 
 // A namespace of its own: sources of a test are compiled together.
-namespace weft::recipes::token_test {
+namespace weft::data::token_test {
 namespace {
 
 using ::testing::AllOf;
@@ -48,7 +48,7 @@ struct Index {
 };
 
 TEST(TokenFile, ReadsRawIntegers) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path =
       folder.write("a.bin", packed<uint16_t>({1, 2, 65535, 0, 77}));
   const auto file = TokenFile::open(path);
@@ -68,7 +68,7 @@ TEST(TokenFile, ReadsRawIntegers) {
 }
 
 TEST(TokenFile, ReadsLlmC) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto gpt2 = TokenFile::open(folder.write(
       "a.bin", llm_c(20240520, 1, 3) + packed<uint16_t>({5, 6, 50256})));
   EXPECT_EQ(gpt2.format(), TokenFormat::kLlmC);
@@ -80,7 +80,7 @@ TEST(TokenFile, ReadsLlmC) {
 }
 
 TEST(TokenFile, ReadsMegatron) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path = folder.write("a.bin", packed<uint16_t>({9, 8, 7, 6, 5}));
   folder.write("a.idx", Index().bytes());
   const auto file = TokenFile::open(path);
@@ -95,7 +95,7 @@ TEST(TokenFile, ReadsMegatron) {
 }
 
 TEST(TokenFile, RefusesDamagedFiles) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto tokens = packed<uint16_t>({1, 2, 3});
   EXPECT_THAT(
       open_error(folder.write("odd.bin", tokens + "x")),
@@ -128,7 +128,7 @@ TEST(TokenFile, RefusesDamagedFiles) {
 }
 
 TEST(TokenFile, RefusesDamagedIndexes) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path = folder.write("a.bin", packed<uint16_t>({9, 8, 7, 6, 5}));
   const auto message = [&](const std::string& index) {
     folder.write("a.idx", index);
@@ -171,7 +171,7 @@ TEST(TokenFile, RefusesDamagedIndexes) {
 }
 
 TEST(TokenFile, NamesATokenThatIsTooLarge) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::vector<uint16_t> tokens(200'000, 41);
   tokens[150'001] = 300;
   const auto file = TokenFile::open(folder.write("a.bin", packed(tokens)));
@@ -194,7 +194,7 @@ TEST(TokenFile, NamesATokenThatIsTooLarge) {
 }
 
 TEST(TokenFile, NoticesFilesThatChange) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path = folder.write("a.bin", packed<uint16_t>({1, 2, 3}));
   const auto file = TokenFile::open(path);
   folder.write("a.bin", packed<uint16_t>({1}));
@@ -210,30 +210,31 @@ TEST(TokenFile, NoticesFilesThatChange) {
 
 // ---- training on them -------------------------------------------------------
 
-Recipe recipe_of(const std::string& keys) {
-  Recipe recipe = parse_recipe(
+config::Recipe recipe_of(const std::string& keys) {
+  config::Recipe recipe = train::parse_recipe(
       "name: t\nmodel: {type: llama, dim: 16, layers: 1, heads: 2, ffn_dim: "
       "32, vocab_size: 256}\ntrain: {global_batch_size: 4}\n" +
           keys,
       "t.yaml");
-  validate(recipe, 1);
+  train::validate(recipe, 1);
   return recipe;
 }
 
-std::string open_refusal(const Recipe& recipe) {
-  return message_of<mesh::UsageError>([&] { BatchLoader::open(recipe, 0); });
+std::string open_refusal(const config::Recipe& recipe) {
+  return fixtures::message_of<mesh::UsageError>(
+      [&] { BatchLoader::open(recipe, 0); });
 }
 
 // The same bytes as text and as tokens make the same batches.
 TEST(TokenData, SamplesAreThoseOfText) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::string text;
   for (int i = 0; i < 3000; ++i) {
     text += static_cast<char>(i * i % 251);
   }
   folder.write("text/a.txt", text.substr(0, 1100));
   folder.write("text/b.txt", text.substr(1100));
-  const auto tokenizer = open_tokenizer("byte");
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   TokenizeOptions options = to(folder, {folder / "text/a.txt"});
   std::filesystem::create_directory(folder / "tokens");
   options.output = folder / "tokens/a.bin";
@@ -265,7 +266,7 @@ TEST(TokenData, SamplesAreThoseOfText) {
 }
 
 TEST(TokenData, RefusedBeforeTraining) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::vector<uint16_t> tokens(1000, 7);
   tokens[900] = 256;
   const auto path = folder.write("a.bin", packed(tokens));
@@ -290,9 +291,9 @@ TEST(TokenData, RefusedBeforeTraining) {
 }
 
 TEST(TokenData, RefusesTokenizersThatDoNotFit) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto text = folder.write("a.txt", std::string(4000, 'x') + "the end");
-  const auto tokenizer = open_tokenizer(kTokenizers + "gpt2.json");
+  const auto tokenizer = tokenizers::open_tokenizer(kTokenizers + "gpt2.json");
   const TokenizeOptions options = to(folder, {text});
   tokenize(*tokenizer, options);
   const std::string tokens =
@@ -304,7 +305,7 @@ TEST(TokenData, RefusesTokenizersThatDoNotFit) {
           HasSubstr("gpt2.json), whose vocabulary has 504 tokens"),
           HasSubstr("model.vocab_size is 256")));
   const auto with_vocabulary = [&](const std::string& keys, int64_t size) {
-    Recipe recipe = recipe_of(keys);
+    config::Recipe recipe = recipe_of(keys);
     recipe.model.vocab_size = size;
     return open_refusal(recipe);
   };
@@ -334,12 +335,12 @@ TEST(TokenData, RefusesTokenizersThatDoNotFit) {
 
 // A file that is not what its companion says is looked at token by token.
 TEST(TokenData, TrustsOnlyWhatIsAsItWasWritten) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto text = folder.write("a.txt", std::string(4000, 'x'));
   const TokenizeOptions options = to(folder, {text});
-  tokenize(*open_tokenizer(kTokenizers + "gpt2.json"), options);
+  tokenize(*tokenizers::open_tokenizer(kTokenizers + "gpt2.json"), options);
   TokenFile::open(options.output).check_below(504);
-  std::string content = read_text(options.output);
+  std::string content = fixtures::read_text(options.output);
   content[2001] = '\xff';
   folder.write("out.bin", content);
   EXPECT_THAT(
@@ -362,4 +363,4 @@ TEST(TokenData, TrustsOnlyWhatIsAsItWasWritten) {
 }
 
 } // namespace
-} // namespace weft::recipes::token_test
+} // namespace weft::data::token_test

@@ -11,7 +11,7 @@
 #include "tests/config/fixtures.h"
 
 /// Helpers of the tests of token files.
-namespace weft::recipes::token_test {
+namespace weft::data::token_test {
 
 using Ids = std::vector<int64_t>;
 
@@ -29,7 +29,7 @@ inline Ids all_of(const TokenFile& file) {
 
 template <class Body>
 std::string data_error(Body&& body) {
-  return message_of<DataError>(std::forward<Body>(body));
+  return fixtures::message_of<DataError>(std::forward<Body>(body));
 }
 
 inline std::string open_error(
@@ -42,9 +42,9 @@ inline const std::string kTokenizers =
     WEFT_SOURCE_DIR "/tests/tokenizers/oracle/tokens/";
 
 inline TokenizeOptions to(
-    const TempFolder& folder,
+    const fixtures::TempFolder& folder,
     std::vector<std::string> inputs) {
   return {.inputs = std::move(inputs), .output = folder / "out.bin"};
 }
 
-} // namespace weft::recipes::token_test
+} // namespace weft::data::token_test

@@ -15,17 +15,18 @@
 #include "tests/data/token_fixtures.h"
 
 // A namespace of its own: sources of a test are compiled together.
-namespace weft::recipes::token_test {
+namespace weft::data::token_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Tokenize, WritesDocumentsWithEnds) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("text/a.txt", "one|two||three");
   folder.write("text/b.txt", "four");
-  const auto tokenizer = open_tokenizer(kTokenizers + "bytes.model");
+  const auto tokenizer =
+      tokenizers::open_tokenizer(kTokenizers + "bytes.model");
   TokenizeOptions options = to(folder, {folder / "text"});
   options.bos = true;
   options.eos = true;
@@ -60,13 +61,13 @@ TEST(Tokenize, WritesDocumentsWithEnds) {
 }
 
 TEST(Tokenize, RefusesAndLeavesNothing) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto good = folder.write("good.txt", "good\n");
   const auto bad = folder.write(
       "bad.txt",
       "fine|b\xff"
       "d");
-  const auto tokenizer = open_tokenizer(kTokenizers + "gpt2.json");
+  const auto tokenizer = tokenizers::open_tokenizer(kTokenizers + "gpt2.json");
   TokenizeOptions options = to(folder, {good, bad});
   options.document_separator = "|";
   EXPECT_THAT(
@@ -79,7 +80,8 @@ TEST(Tokenize, RefusesAndLeavesNothing) {
           std::filesystem::directory_iterator()),
       2);
   const auto message = [&](const TokenizeOptions& each) {
-    return message_of<mesh::UsageError>([&] { tokenize(*tokenizer, each); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { tokenize(*tokenizer, each); });
   };
   options = to(folder, {good});
   options.bos = true;
@@ -100,17 +102,18 @@ TEST(Tokenize, RefusesAndLeavesNothing) {
 }
 
 // Their names and what they hold.
-std::map<std::string, std::string> files_in(const TempFolder& folder) {
+std::map<std::string, std::string> files_in(
+    const fixtures::TempFolder& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-    files[entry.path().filename()] = read_text(entry.path());
+    files[entry.path().filename()] = fixtures::read_text(entry.path());
   }
   return files;
 }
 
 TEST(Tokenize, ReplacesItsEarlierOutput) {
-  const TempFolder folder;
-  const auto tokenizer = open_tokenizer("byte");
+  const fixtures::TempFolder folder;
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   TokenizeOptions options = to(folder, {folder.write("a.txt", "first")});
   for (const auto before :
        {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
@@ -135,9 +138,9 @@ TEST(Tokenize, ReplacesItsEarlierOutput) {
 }
 
 TEST(Tokenize, LeavesWhatItDidNotWrite) {
-  const auto tokenizer = open_tokenizer("byte");
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   for (const char* name : {"out.bin", "out.bin.json", "out.idx"}) {
-    const TempFolder folder;
+    const fixtures::TempFolder folder;
     TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
     folder.write(name, R"({"name": "of another program"})");
     const auto before = files_in(folder);
@@ -145,7 +148,8 @@ TEST(Tokenize, LeavesWhatItDidNotWrite) {
          {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
       options.format = format;
       EXPECT_THAT(
-          message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
+          fixtures::message_of<mesh::UsageError>(
+              [&] { tokenize(*tokenizer, options); }),
           AllOf(
               HasSubstr(folder / name + "\": the file exists"),
               HasSubstr("--force")));
@@ -165,8 +169,8 @@ TEST(Tokenize, LeavesWhatItDidNotWrite) {
 
 // docs.raw and docs.bin have one name for their index.
 TEST(Tokenize, LeavesTheIndexOfOtherTokens) {
-  const TempFolder folder;
-  const auto tokenizer = open_tokenizer("byte");
+  const fixtures::TempFolder folder;
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
   options.output = folder / "docs.raw";
   tokenize(*tokenizer, options);
@@ -177,18 +181,20 @@ TEST(Tokenize, LeavesTheIndexOfOtherTokens) {
   options.output = folder / "docs.raw";
   options.format = TokenFormat::kRaw;
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { tokenize(*tokenizer, options); }),
       HasSubstr("docs.idx\": the file exists"));
   EXPECT_EQ(files_in(folder), before);
 }
 
 TEST(Tokenize, RefusesNamesOfCompanionsAndWhatIsNoFile) {
-  const TempFolder folder;
-  const auto tokenizer = open_tokenizer("byte");
+  const fixtures::TempFolder folder;
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
   const auto message = [&](const std::string& output) {
     options.output = output;
-    return message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { tokenize(*tokenizer, options); });
   };
   for (const bool force : {false, true}) {
     options.force = force;
@@ -205,19 +211,22 @@ TEST(Tokenize, RefusesNamesOfCompanionsAndWhatIsNoFile) {
 }
 
 TEST(Tokenize, TakesTheTypeThatFits) {
-  const TempFolder folder;
-  auto file = nlohmann::json::parse(read_text(kTokenizers + "gpt2.json"));
+  const fixtures::TempFolder folder;
+  auto file =
+      nlohmann::json::parse(fixtures::read_text(kTokenizers + "gpt2.json"));
   file["model"]["vocab"]["far"] = 70'000;
   file["added_tokens"] = nlohmann::json::array();
   const auto tokenizer =
-      open_tokenizer(folder.write("t/tokenizer.json", file.dump()));
+      tokenizers::open_tokenizer(folder.write("t/tokenizer.json", file.dump()));
   TokenizeOptions options = to(folder, {folder.write("a.txt", "a text")});
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { tokenize(*tokenizer, options); }),
       HasSubstr("use --dtype uint32"));
   options.type = TokenType::kUint16;
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { tokenize(*tokenizer, options); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { tokenize(*tokenizer, options); }),
       HasSubstr("--dtype uint16: "));
   options.type = TokenType::kUint32;
   tokenize(*tokenizer, options);
@@ -237,4 +246,4 @@ TEST(Tokenize, LineTellsHowFar) {
 }
 
 } // namespace
-} // namespace weft::recipes::token_test
+} // namespace weft::data::token_test

@@ -176,7 +176,7 @@ TEST_P(Methods, BufferCommHooksReplaceTheBroadcast) {
       EXPECT_EQ(ddp.will_sync_module_buffers(), self.world_size > 1);
       int calls = 0;
       ddp.register_buffer_comm_hook(
-          [&](const std::vector<NamedTensor>& buffers) {
+          [&](const std::vector<data_parallel::NamedTensor>& buffers) {
             ++calls;
             ASSERT_EQ(buffers.size(), 3);
             EXPECT_EQ(buffers[0].name, "0.running_mean");
@@ -248,15 +248,19 @@ TEST_P(Methods, UpdateProcessGroupGoesOnWithFewerReplicasAfterAnError) {
 }
 
 /// Divides as it says, or not.
-std::shared_ptr<CommHook> hook_that(bool says_it_divides, bool divides) {
-  return make_comm_hook(
-      "test_hook", says_it_divides, [divides](const GradBucket& bucket) {
+std::shared_ptr<data_parallel::CommHook> hook_that(
+    bool says_it_divides,
+    bool divides) {
+  return data_parallel::make_comm_hook(
+      "test_hook",
+      says_it_divides,
+      [divides](const data_parallel::GradBucket& bucket) {
         auto group = bucket.group;
         auto buffer = bucket.buffer;
         if (divides) {
           buffer.div_(static_cast<double>(group.size()));
         }
-        return BucketFuture(
+        return data_parallel::BucketFuture(
             group.all_reduce(buffer, mesh::ReduceOp::kSum, "test"), buffer);
       });
 }
@@ -300,14 +304,15 @@ TEST_P(Methods, AHookThatReturnsAWrongShapeIsAnErrorOnAllRanks) {
     DistributedDataParallel ddp(model, self.mesh({self.world_size}, {"dp"}));
     const auto last = self.world_size - 1;
     const bool is_wrong = self.rank == last;
-    ddp.register_comm_hook(
-        make_comm_hook("short_hook", true, [=](const GradBucket& bucket) {
+    ddp.register_comm_hook(data_parallel::make_comm_hook(
+        "short_hook", true, [=](const data_parallel::GradBucket& bucket) {
           auto group = bucket.group;
           auto buffer = bucket.buffer;
           auto work = group.all_reduce(buffer, mesh::ReduceOp::kAvg, "test");
           // Right on the bucket that it is tried on.
           const auto kept = is_wrong && buffer.numel() > 4 ? 3 : buffer.numel();
-          return BucketFuture(std::move(work), buffer.narrow(0, 0, kept));
+          return data_parallel::BucketFuture(
+              std::move(work), buffer.narrow(0, 0, kept));
         }));
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(

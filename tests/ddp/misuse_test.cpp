@@ -149,9 +149,9 @@ TEST_P(Misuse, AHookThatFailsOnceLeavesNothingBehind) {
       DistributedDataParallel ddp(
           model, self.mesh({n}, {"dp"}), {.bucket_cap_mb = 1e-6});
       bool fails = false;
-      const auto inner = allreduce_hook();
-      ddp.register_comm_hook(
-          make_comm_hook("failing", true, [&](const GradBucket& bucket) {
+      const auto inner = data_parallel::allreduce_hook();
+      ddp.register_comm_hook(data_parallel::make_comm_hook(
+          "failing", true, [&](const data_parallel::GradBucket& bucket) {
             // It may ask DDP for what it knows.
             EXPECT_FALSE(ddp.bucket_names().empty());
             return inner->run(bucket).then(

@@ -56,7 +56,7 @@ using test::wave;
 
 std::vector<int64_t> sizes_in(const auto& output) {
   std::vector<int64_t> sizes;
-  for (const auto& tensor : tensors_of(output)) {
+  for (const auto& tensor : data_parallel::tensors_of(output)) {
     sizes.push_back(tensor.numel());
   }
   return sizes;

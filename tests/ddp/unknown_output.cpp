@@ -6,5 +6,5 @@ struct Opaque {
 };
 
 std::vector<at::Tensor> look(const Opaque& output) {
-  return weft::ddp::tensors_of(output);
+  return weft::data_parallel::tensors_of(output);
 }

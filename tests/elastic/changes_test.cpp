@@ -35,7 +35,7 @@ using ::testing::SizeIs;
 constexpr int64_t kUserBatch = 6;
 constexpr int64_t kUserSteps = 40;
 constexpr int64_t kLossStep = 8;
-constexpr GroupId kNextLife = 3;
+constexpr lighthouse::GroupId kNextLife = 3;
 
 enum class Gap {
   kBeforeBegin,
@@ -141,8 +141,8 @@ std::vector<Change> changes() {
 /// What the groups ended with.
 struct UserRecord {
   std::mutex mutex;
-  std::map<GroupId, at::Tensor> weights;
-  std::map<GroupId, std::string> errors;
+  std::map<lighthouse::GroupId, at::Tensor> weights;
+  std::map<lighthouse::GroupId, std::string> errors;
   std::atomic<bool> is_back = false;
 };
 
@@ -203,7 +203,7 @@ void run_loop(
 bool run_life(
     test::Launcher& launcher,
     int worker,
-    GroupId id,
+    lighthouse::GroupId id,
     const Change& change,
     Gap gap,
     UserRecord& record) {

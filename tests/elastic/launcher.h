@@ -36,7 +36,9 @@ class Launcher {
     thread_.join();
   }
 
-  std::shared_ptr<LighthouseLink> connect(int worker, GroupId group) {
+  std::shared_ptr<LighthouseLink> connect(
+      int worker,
+      lighthouse::GroupId group) {
     const std::lock_guard lock(mutex_);
     return std::make_shared<LighthouseLink>(
         coordinator_.connect_worker(worker, group),
@@ -45,7 +47,7 @@ class Launcher {
             .number = worker,
             .is_restarted = std::cmp_greater(group, groups_)});
   }
-  void lose(GroupId group, const std::string& why = "") {
+  void lose(lighthouse::GroupId group, const std::string& why = "") {
     const std::lock_guard lock(mutex_);
     coordinator_.lose(group, why);
   }
@@ -53,30 +55,32 @@ class Launcher {
   /// knows nothing of the groups, as if it had been killed and started again.
   void restart_lighthouse(std::chrono::milliseconds time) {
     // A report that names a newer lighthouse makes this one begin again.
-    constexpr GroupId kNobody = 1'000'000;
+    constexpr lighthouse::GroupId kNobody = 1'000'000;
     const auto link = connect(1'000'000, kNobody);
     const std::lock_guard lock(mutex_);
     const auto before = coordinator_.lighthouse().ballot();
     std::this_thread::sleep_for(time);
-    Report report;
+    lighthouse::Report report;
     report.group = kNobody;
     report.ballot = before + 1;
-    report.sent = now();
+    report.sent = lighthouse::now();
     report.has_left_for_good = true;
     link->send(report);
     while (coordinator_.lighthouse().ballot() == before) {
       coordinator_.dispatch();
     }
   }
-  std::vector<GroupId> epoch_members() {
+  std::vector<lighthouse::GroupId> epoch_members() {
     const std::lock_guard lock(mutex_);
     const auto& epoch = coordinator_.lighthouse().epoch();
-    return epoch ? epoch->members : std::vector<GroupId>();
+    return epoch ? epoch->members : std::vector<lighthouse::GroupId>();
   }
 
  private:
-  static LighthouseOptions options(int64_t groups, int64_t min_groups) {
-    LighthouseOptions result;
+  static lighthouse::LighthouseOptions options(
+      int64_t groups,
+      int64_t min_groups) {
+    lighthouse::LighthouseOptions result;
     result.is_first_start = true;
     result.expected_groups = groups;
     result.min_groups = min_groups;

@@ -112,24 +112,24 @@ enum class Point { kBeforeBackward, kBeforeCommit, kAfterCommit };
 struct Disturbance {
   /// Called by each group at each point of a step; one that returns true ends
   /// the group there.
-  std::function<bool(GroupId, int64_t step, Point)> ends =
-      [](GroupId, int64_t, Point) { return false; };
+  std::function<bool(lighthouse::GroupId, int64_t step, Point)> ends =
+      [](lighthouse::GroupId, int64_t, Point) { return false; };
 };
 
 /// What the groups did, over all.
 struct Record {
   std::mutex mutex;
   /// The weights of each group at its end.
-  std::map<GroupId, std::vector<at::Tensor>> weights;
+  std::map<lighthouse::GroupId, std::vector<at::Tensor>> weights;
   /// The samples that were applied, by step.
   std::map<int64_t, std::set<std::pair<int64_t, int64_t>>> applied;
   /// The samples whose gradients a group had given away when it ended.
   std::map<int64_t, std::pair<int64_t, int64_t>> given_away;
-  std::map<GroupId, int64_t> epochs;
+  std::map<lighthouse::GroupId, int64_t> epochs;
   /// How often a rank computed nothing while it got the state.
   std::atomic<int> without_inputs = 0;
   /// What the first rank of each group was told of the groups.
-  std::map<GroupId, std::vector<Quorum>> quorums;
+  std::map<lighthouse::GroupId, std::vector<Quorum>> quorums;
 };
 
 /// Runs `body` on threads that are numbered from 0.
@@ -304,7 +304,7 @@ void train(
 bool run_group(
     test::Launcher& launcher,
     int worker,
-    GroupId id,
+    lighthouse::GroupId id,
     const Groups& groups,
     const Disturbance& disturbance,
     Record& record) {
@@ -457,7 +457,11 @@ class Newcomers {
   /// Called by each group at each point of a step. The second half of the steps
   /// takes longer and longer until a group with at least the number `awaited`
   /// has begun one.
-  void let_in(GroupId awaited, GroupId id, int64_t step, Point at) {
+  void let_in(
+      lighthouse::GroupId awaited,
+      lighthouse::GroupId id,
+      int64_t step,
+      Point at) {
     if (id >= awaited) {
       is_there_ = true;
     }
@@ -474,7 +478,7 @@ class Newcomers {
 /// Three groups, of which one is lost at a point of step 10. If it `returns`, a
 /// new life of it begins at once.
 void lose_a_group(
-    GroupId lost,
+    lighthouse::GroupId lost,
     Point point,
     bool returns,
     const Groups& groups = {}) {
@@ -483,7 +487,7 @@ void lose_a_group(
   Newcomers newcomers;
   std::atomic<int> begun = 0;
   Disturbance disturbance;
-  disturbance.ends = [&](GroupId id, int64_t step, Point at) {
+  disturbance.ends = [&](lighthouse::GroupId id, int64_t step, Point at) {
     if (step == 10 && at == Point::kBeforeBackward) {
       // One that heard of the loss before the step would do none again.
       begun += id == lost ? 0 : 1;
@@ -497,7 +501,7 @@ void lose_a_group(
     return id == lost && step == 10 && at == point;
   };
   on_threads(3, [&](int worker) {
-    const auto id = static_cast<GroupId>(worker) + 1;
+    const auto id = static_cast<lighthouse::GroupId>(worker) + 1;
     if (run_group(launcher, worker, id, groups, disturbance, record) &&
         returns) {
       run_group(launcher, worker, 4, groups, disturbance, record);
@@ -507,7 +511,7 @@ void lose_a_group(
   EXPECT_FALSE(record.weights.contains(lost));
   expect_equal_ends(record, groups);
   EXPECT_EQ(record.without_inputs > 0, groups.are_warm);
-  const auto survivor = GroupId{lost == 1 ? 2U : 1U};
+  const auto survivor = lighthouse::GroupId{lost == 1 ? 2U : 1U};
   const auto number = static_cast<int64_t>(lost - 1) * groups.ranks;
   expect_quorums(record.quorums[survivor], number, point, returns);
 }
@@ -515,7 +519,7 @@ void lose_a_group(
 TEST(Manager, GroupsGoOnWhereverOneIsLost) {
   for (const auto point :
        {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
-    for (const GroupId lost : {1, 2, 3}) {
+    for (const lighthouse::GroupId lost : {1, 2, 3}) {
       SCOPED_TRACE(
           "point " + std::to_string(static_cast<int>(point)) + ", group " +
           std::to_string(lost));
@@ -527,7 +531,7 @@ TEST(Manager, GroupsGoOnWhereverOneIsLost) {
 TEST(Manager, GroupsOfTwoRanksGoOnWhereverOneIsLost) {
   for (const auto point :
        {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
-    for (const GroupId lost : {1, 3}) {
+    for (const lighthouse::GroupId lost : {1, 3}) {
       SCOPED_TRACE(
           "point " + std::to_string(static_cast<int>(point)) + ", group " +
           std::to_string(lost));
@@ -551,18 +555,18 @@ TEST(Manager, ALostGroupOfTwoRanksComesBackWithTheStateOfTheOthers) {
 /// Three groups, of which the second comes back as group 4. In the step in
 /// which it gets the state, it or the first one, which sends it, is lost.
 void lose_a_group_in_a_transfer(
-    GroupId lost,
+    lighthouse::GroupId lost,
     Point point,
     const Groups& groups) {
   test::Launcher launcher(3);
   Record record;
-  constexpr GroupId kNewcomer = 4;
+  constexpr lighthouse::GroupId kNewcomer = 4;
   Newcomers newcomers;
   std::atomic<int64_t> transfer_step = -1;
-  std::atomic<GroupId> last_life = 3;
+  std::atomic<lighthouse::GroupId> last_life = 3;
   std::atomic<bool> is_lost = false;
   Disturbance disturbance;
-  disturbance.ends = [&](GroupId id, int64_t step, Point at) {
+  disturbance.ends = [&](lighthouse::GroupId id, int64_t step, Point at) {
     if (id == kNewcomer) {
       int64_t none = -1;
       transfer_step.compare_exchange_strong(none, step);
@@ -575,7 +579,7 @@ void lose_a_group_in_a_transfer(
     return is_now || (id == 2 && step == 10 && at == Point::kBeforeCommit);
   };
   on_threads(3, [&](int worker) {
-    auto id = static_cast<GroupId>(worker) + 1;
+    auto id = static_cast<lighthouse::GroupId>(worker) + 1;
     while (run_group(launcher, worker, id, groups, disturbance, record) &&
            id != 1) {
       id = ++last_life;
@@ -590,7 +594,7 @@ void lose_a_group_in_a_transfer(
 }
 
 TEST(Manager, AGroupThatSendsOrGetsTheStateCanBeLost) {
-  for (const GroupId lost : {1, 4}) {
+  for (const lighthouse::GroupId lost : {1, 4}) {
     for (const auto point :
          {Point::kBeforeBackward, Point::kBeforeCommit, Point::kAfterCommit}) {
       if (lost == 1 && point == Point::kBeforeBackward) {
@@ -626,7 +630,7 @@ TEST(ElasticLanes, TheBitsDoNotDependOnTheGroupsThatAreLost) {
 }
 
 TEST(ElasticLanes, ANewcomerNeedNotComputeWhileItGetsTheState) {
-  for (const GroupId lost : {1, 4}) {
+  for (const lighthouse::GroupId lost : {1, 4}) {
     lose_a_group_in_a_transfer(
         lost,
         Point::kBeforeCommit,
@@ -687,7 +691,7 @@ TEST(ElasticDdp, ANewcomerNeedNotComputeWhileItGetsTheState) {
   for (const int ranks : {1, 2}) {
     const Groups groups{.ranks = ranks, .has_buckets = true, .are_warm = true};
     lose_a_group(2, Point::kBeforeCommit, true, groups);
-    for (const GroupId lost : {1, 4}) {
+    for (const lighthouse::GroupId lost : {1, 4}) {
       lose_a_group_in_a_transfer(lost, Point::kBeforeCommit, groups);
     }
   }
@@ -741,7 +745,7 @@ void expect_refusal(
   const auto train_a_step = [&](int worker) {
     Manager manager(
         mesh::World::from_store({}, 0, 1),
-        launcher.connect(worker, static_cast<GroupId>(worker) + 1));
+        launcher.connect(worker, static_cast<lighthouse::GroupId>(worker) + 1));
     register_state(worker, manager);
     auto step = manager.begin_step();
     EXPECT_EQ(step.groups(), 1);

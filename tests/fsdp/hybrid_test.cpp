@@ -177,7 +177,7 @@ TEST(HybridAccumulation, ZeroGradForgetsWhatWasNotReduced) {
 std::vector<at::Tensor> gradients_by(
     const mesh::DeviceMesh& mesh,
     mesh::ReduceOp reduce_op,
-    std::shared_ptr<ddp::CommHook> hook,
+    std::shared_ptr<data_parallel::CommHook> hook,
     const MixedPrecisionPolicy& policy = {}) {
   const Hybrid hybrid(mesh, policy, reduce_op);
   if (hook) {
@@ -196,7 +196,8 @@ TEST(HybridCommHook, ExactHooksGiveTheBitsOfNoHook) {
     for (const auto reduce_op : {mesh::ReduceOp::kAvg, mesh::ReduceOp::kSum}) {
       const auto expected = gradients_by(mesh, reduce_op, nullptr);
       for (const auto& hook :
-           {ddp::allreduce_hook(), ddp::all_reduce_by_sum()}) {
+           {data_parallel::allreduce_hook(),
+            data_parallel::all_reduce_by_sum()}) {
         const auto found = gradients_by(mesh, reduce_op, hook);
         for (size_t i = 0; i < found.size(); ++i) {
           EXPECT_TRUE(at::equal(found[i], expected[i]))
@@ -213,9 +214,9 @@ TEST(HybridCommHook, CompressingHooksRoundTheSameSums) {
     for (const auto reduce_op : {mesh::ReduceOp::kAvg, mesh::ReduceOp::kSum}) {
       const auto expected = gradients_by(mesh, reduce_op, nullptr);
       for (const auto& [hook, tolerance] :
-           {std::pair(ddp::bf16_compress_hook(), 0.02),
-            {ddp::fp16_compress_hook(), 0.005},
-            {ddp::quantization_pertensor_hook(), 0.05}}) {
+           {std::pair(data_parallel::bf16_compress_hook(), 0.02),
+            {data_parallel::fp16_compress_hook(), 0.005},
+            {data_parallel::quantization_pertensor_hook(), 0.05}}) {
         const auto found = gradients_by(mesh, reduce_op, hook);
         bool is_rounded = false;
         for (size_t i = 0; i < found.size(); ++i) {
@@ -240,7 +241,10 @@ TEST(HybridCommHook, SumsGradientsOfMixedPrecision) {
     const auto expected =
         gradients_by(mesh, mesh::ReduceOp::kAvg, nullptr, policy);
     const auto found = gradients_by(
-        mesh, mesh::ReduceOp::kAvg, ddp::bf16_compress_hook(), policy);
+        mesh,
+        mesh::ReduceOp::kAvg,
+        data_parallel::bf16_compress_hook(),
+        policy);
     for (size_t i = 0; i < found.size(); ++i) {
       EXPECT_EQ(found[i].scalar_type(), at::kFloat);
       EXPECT_TRUE(at::allclose(found[i], expected[i], 0.05, 0.01)) << i;
@@ -254,8 +258,8 @@ TEST(HybridCommHook, SeesEachUnitAndKeepsUnusedParametersWithoutGradient) {
     const auto mesh = self.mesh({2, 2}, {"dp", "dp_shard"});
     const Hybrid hybrid(mesh);
     std::set<std::string> names;
-    hybrid.model->register_comm_hook(ddp::make_comm_hook(
-        "listing", false, [&](const ddp::GradBucket& bucket) {
+    hybrid.model->register_comm_hook(data_parallel::make_comm_hook(
+        "listing", false, [&](const data_parallel::GradBucket& bucket) {
           names.insert(bucket.names.begin(), bucket.names.end());
           EXPECT_EQ(bucket.gradients.size(), bucket.parameters.size());
           for (size_t i = 0; i < bucket.gradients.size(); ++i) {
@@ -263,7 +267,7 @@ TEST(HybridCommHook, SeesEachUnitAndKeepsUnusedParametersWithoutGradient) {
                 bucket.gradients[i].sizes(), bucket.parameters[i].sizes());
           }
           auto group = bucket.group;
-          return ddp::BucketFuture(
+          return data_parallel::BucketFuture(
                      group.all_reduce(
                          bucket.buffer, mesh::ReduceOp::kSum, "listing"),
                      bucket.buffer)
@@ -298,25 +302,29 @@ TEST(HybridCommHook, RefusesHooksThatItCannotUse) {
       }
     };
     const Hybrid hybrid(mesh);
-    refuses(*hybrid.model, std::shared_ptr<ddp::CommHook>(), "is null");
+    refuses(
+        *hybrid.model, std::shared_ptr<data_parallel::CommHook>(), "is null");
     refuses(
         *hybrid.model,
-        std::make_shared<ddp::PowerSGDHook>(ddp::PowerSGDOptions{}),
+        std::make_shared<data_parallel::PowerSGDHook>(
+            data_parallel::PowerSGDOptions{}),
         "powerSGD_hook keeps state");
     refuses(
         *hybrid.model,
-        ddp::make_comm_hook(
+        data_parallel::make_comm_hook(
             "wrong",
             true,
             [](const auto& bucket) {
-              return ddp::all_reduce_by_sum()->run(bucket);
+              return data_parallel::all_reduce_by_sum()->run(bucket);
             }),
         "declares that it divides");
-    hybrid.model->register_comm_hook(ddp::bf16_compress_hook());
+    hybrid.model->register_comm_hook(data_parallel::bf16_compress_hook());
     refuses(
-        *hybrid.model, ddp::bf16_compress_hook(), "hook is already registered");
+        *hybrid.model,
+        data_parallel::bf16_compress_hook(),
+        "hook is already registered");
     const Hybrid sharded(mesh["dp_shard"]);
-    refuses(*sharded.model, ddp::bf16_compress_hook(), "only shards");
+    refuses(*sharded.model, data_parallel::bf16_compress_hook(), "only shards");
   });
 }
 

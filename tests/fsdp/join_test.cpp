@@ -92,7 +92,7 @@ TEST_P(FsdpJoinModels, UnevenInputsTrainAsOneRank) {
         (*model)(GetParam().input(9, self.rank));
         auto optimizer = sgd(*module);
         JoinableOptimizer joined(optimizer, *model);
-        ddp::Join join(
+        data_parallel::Join join(
             {model.get(), &joined},
             {},
             {{"divide_by_initial_world_size", divides_by_initial}});
@@ -134,7 +134,7 @@ TEST(FsdpJoin, RanksWithoutInputsFollowAccumulationAndEvaluation) {
         optimizer.zero_grad();
       };
       JoinableOptimizer joined(step, *model);
-      ddp::Join join({model.get(), &joined});
+      data_parallel::Join join({model.get(), &joined});
       join.run([&] {
         for (int64_t i = 0; i < batches[self.rank]; ++i) {
           const auto pass = [&] {
@@ -172,7 +172,7 @@ TEST(FsdpJoin, RanksOfAModelLeaveTogether) {
     const auto model = shard(module, mesh["dp_shard"]);
     auto optimizer = sgd(*module);
     JoinableOptimizer joined(optimizer, *model);
-    ddp::Join join({model.get(), &joined});
+    data_parallel::Join join({model.get(), &joined});
     join.run([&] {
       for (int64_t i = 0; i < batches[row]; ++i) {
         loss_of((*model)(chain.input(i, row))).backward();
@@ -191,7 +191,7 @@ TEST(FsdpJoin, ABodyThatFailsEndsAllRanks) {
     const auto model = shard(module, self.mesh({3}, {"dp_shard"}));
     auto optimizer = sgd(*module);
     JoinableOptimizer joined(optimizer, *model);
-    ddp::Join join({model.get(), &joined});
+    data_parallel::Join join({model.get(), &joined});
     const auto body = [&] {
       for (int64_t i = 0; i < 2 * self.rank; ++i) {
         if (self.rank == 2 && i == 3) {
@@ -206,7 +206,7 @@ TEST(FsdpJoin, ABodyThatFailsEndsAllRanks) {
       EXPECT_THROW(join.run(body), std::runtime_error);
     } else {
       EXPECT_THAT(
-          message_of_thrown<ddp::JoinError>([&] { join.run(body); }),
+          message_of_thrown<data_parallel::JoinError>([&] { join.run(body); }),
           AllOf(HasSubstr("rank 2 failed"), HasSubstr("the loader failed")));
     }
   });
@@ -219,14 +219,15 @@ TEST(FsdpJoin, RefusesWhatRanksWithoutInputsCannotFollow) {
     const auto model = shard(module, self.mesh({2}, {"dp_shard"}));
     auto optimizer = sgd(*module);
     JoinableOptimizer joined(optimizer, *model);
-    const auto refusal = [&](const std::vector<ddp::Joinable*>& joinables,
-                             const std::function<void()>& body,
-                             const ddp::JoinKwargs& kwargs = {}) {
-      return message_of_thrown<c10::ValueError>([&] {
-        ddp::Join join(joinables, {}, kwargs);
-        join.run(body);
-      });
-    };
+    const auto refusal =
+        [&](const std::vector<data_parallel::Joinable*>& joinables,
+            const std::function<void()>& body,
+            const data_parallel::JoinKwargs& kwargs = {}) {
+          return message_of_thrown<c10::ValueError>([&] {
+            data_parallel::Join join(joinables, {}, kwargs);
+            join.run(body);
+          });
+        };
     EXPECT_THAT(
         refusal(
             {model.get()},

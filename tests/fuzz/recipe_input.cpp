@@ -36,14 +36,14 @@ bool says_where(std::string_view message) {
          message == " the recipe is empty";
 }
 
-recipes::Recipe parse(std::string_view text) {
-  return recipes::parse_stored_recipe(text, "r.yaml");
+config::Recipe parse(std::string_view text) {
+  return config::parse_stored_recipe(text, "r.yaml");
 }
 
 } // namespace
 
 FuzzVerdict fuzz_recipe(std::string_view input) {
-  recipes::Recipe recipe;
+  config::Recipe recipe;
   try {
     recipe = parse(input);
   } catch (const mesh::UsageError& error) {
@@ -53,7 +53,7 @@ FuzzVerdict fuzz_recipe(std::string_view input) {
     }
     return {.is_accepted = false, .error = message};
   }
-  if (parse(recipes::to_yaml(recipe)) != recipe) {
+  if (parse(config::to_yaml(recipe)) != recipe) {
     throw std::logic_error("not the same once it is written and read");
   }
   return {.is_accepted = true, .error = ""};

@@ -15,7 +15,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::hf {
 namespace {
 
 using ::testing::AllOf;
@@ -47,13 +47,13 @@ Json gpt2_json() {
       {"vocab_size", 331}};
 }
 
-ModelConfig model_of(const Json& json) {
-  return hub::parse_config(json.dump(), "config.json").model;
+config::ModelConfig model_of(const Json& json) {
+  return parse_config(json.dump(), "config.json").model;
 }
 
 std::string refusal_of(Json json, const Json& more) {
   json.update(more);
-  return message_of<mesh::UsageError>([&] { model_of(json); });
+  return fixtures::message_of<mesh::UsageError>([&] { model_of(json); });
 }
 
 TEST(HubConfig, OfALlamaIsOurs) {
@@ -210,29 +210,30 @@ TEST(HubConfig, NoJsonIsRefusedWithItsByte) {
         "{\"a\": 1e999}",
         "\xff"}) {
     EXPECT_THAT(
-        message_of<mesh::UsageError>(
-            [&] { hub::parse_config(text, "x/config.json"); }),
+        fixtures::message_of<mesh::UsageError>(
+            [&] { parse_config(text, "x/config.json"); }),
         HasSubstr("x/config.json"))
         << text;
   }
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
-        hub::parse_config(
+      fixtures::message_of<mesh::UsageError>([&] {
+        parse_config(
             std::string(1000, '[') + std::string(1000, ']'), "config.json");
       }),
       HasSubstr("config.json"));
 }
 
 std::string recipe_refusal(const std::string& text, int64_t ranks = 1) {
-  return message_of<mesh::UsageError>([&] {
-    auto recipe = parse_recipe(text, "r.yaml");
-    validate(recipe, ranks);
+  return fixtures::message_of<mesh::UsageError>([&] {
+    auto recipe = train::parse_recipe(text, "r.yaml");
+    train::validate(recipe, ranks);
   });
 }
 
 TEST(ModelFrom, FillsTheModelOfARecipe) {
   const auto folder = stored_hub_folder("llama_tied");
-  auto recipe = parse_recipe(hub_recipe(folder, 1, 1) + "name: x\n", "r.yaml");
+  auto recipe =
+      train::parse_recipe(hub_recipe(folder, 1, 1) + "name: x\n", "r.yaml");
   EXPECT_EQ(recipe.model.dim, 24);
   EXPECT_EQ(recipe.model.vocab_size, 331);
   EXPECT_TRUE(recipe.model.tie_embeddings);
@@ -271,19 +272,20 @@ TEST(ModelFrom, KeysMaySayTheSameAndNothingElse) {
 }
 
 TEST(ModelFrom, ARunGoesOnWithoutItsFolder) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("mixtral", temp);
-  auto recipe = parse_recipe(hub_recipe(folder, 1, 1) + "name: x\n", "r.yaml");
-  validate(recipe, 1);
-  const auto resolved = to_yaml(recipe);
-  EXPECT_EQ(parse_recipe(resolved, "recipe.yaml"), recipe);
+  auto recipe =
+      train::parse_recipe(hub_recipe(folder, 1, 1) + "name: x\n", "r.yaml");
+  train::validate(recipe, 1);
+  const auto resolved = config::to_yaml(recipe);
+  EXPECT_EQ(train::parse_recipe(resolved, "recipe.yaml"), recipe);
   std::filesystem::remove_all(folder);
-  EXPECT_EQ(parse_recipe(resolved, "recipe.yaml"), recipe);
-  EXPECT_EQ(parse_stored_recipe(resolved, "recipe.yaml"), recipe);
+  EXPECT_EQ(train::parse_recipe(resolved, "recipe.yaml"), recipe);
+  EXPECT_EQ(config::parse_stored_recipe(resolved, "recipe.yaml"), recipe);
   EXPECT_THAT(
       recipe_refusal(hub_recipe(folder, 1, 1)),
       AllOf(HasSubstr("model.from"), HasSubstr("there is no such folder")));
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::hf

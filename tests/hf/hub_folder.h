@@ -14,7 +14,7 @@
 
 // Folders as transformers saves them (oracle/hub.py), and what tests change in
 // them.
-namespace weft::recipes {
+namespace weft::hf {
 
 inline std::filesystem::path stored_hub_folder(const std::string& name) {
   return std::filesystem::path(WEFT_SOURCE_DIR) / "tests/hf/oracle/hub" / name;
@@ -28,7 +28,7 @@ inline nlohmann::json stored_hub_results(const std::string& name) {
 /// A copy of a stored folder, to be changed.
 inline std::filesystem::path copy_hub_folder(
     const std::string& name,
-    const TempFolder& temp,
+    const fixtures::TempFolder& temp,
     const std::string& to = "model") {
   const std::filesystem::path path = temp / to;
   std::filesystem::copy(stored_hub_folder(name), path);
@@ -41,7 +41,7 @@ struct TensorFile {
   std::string data;
 
   static TensorFile read(const std::filesystem::path& path) {
-    const auto text = read_text(path);
+    const auto text = fixtures::read_text(path);
     uint64_t length = 0;
     std::memcpy(&length, text.data(), sizeof(length));
     return {
@@ -120,4 +120,4 @@ inline std::string hub_recipe(
          more;
 }
 
-} // namespace weft::recipes
+} // namespace weft::hf

@@ -40,7 +40,7 @@
 #include "train/setup/validate.h"
 #include "train/store/train_state.h"
 
-namespace weft::recipes {
+namespace weft::hf {
 namespace {
 
 using ::testing::AllOf;
@@ -59,13 +59,14 @@ at::Tensor hub_tokens(int64_t shift) {
       .view({kHubBatch, kHubLength});
 }
 
-Recipe hub_job_recipe(
+config::Recipe hub_job_recipe(
     const std::filesystem::path& folder,
     int64_t dp,
     int64_t tp,
     const std::string& more = "") {
-  auto recipe = parse_recipe(hub_recipe(folder, dp, tp, more), "hub.yaml");
-  validate(recipe, dp * tp);
+  auto recipe =
+      train::parse_recipe(hub_recipe(folder, dp, tp, more), "hub.yaml");
+  train::validate(recipe, dp * tp);
   return recipe;
 }
 
@@ -75,7 +76,7 @@ struct HubResult {
 };
 
 // Of all samples, on every rank.
-HubResult run_model(const Recipe& recipe, TrainJob& job) {
+HubResult run_model(const config::Recipe& recipe, train::TrainJob& job) {
   const at::NoGradGuard no_grad;
   job.model->eval();
   const int64_t dp = recipe.mesh.dp;
@@ -85,7 +86,7 @@ HubResult run_model(const Recipe& recipe, TrainJob& job) {
   };
   const auto logits = job.model->forward(mine(hub_tokens(0)));
   const auto loss =
-      token_loss(logits, mine(hub_tokens(3)), kHubBatch * kHubLength);
+      train::token_loss(logits, mine(hub_tokens(3)), kHubBatch * kHubLength);
   auto dp_group = job.mesh.group("dp");
   auto sum = at::full({1}, loss.item<double>(), at::kDouble);
   dp_group.all_reduce(sum, mesh::ReduceOp::kSum, "loss").wait();
@@ -94,8 +95,8 @@ HubResult run_model(const Recipe& recipe, TrainJob& job) {
 
 void expect_as_transformers(
     const std::string& name,
-    const Recipe& recipe,
-    TrainJob& job) {
+    const config::Recipe& recipe,
+    train::TrainJob& job) {
   const auto stored = stored_hub_results(name);
   const auto result = run_model(recipe, job);
   const auto loss = stored.at("loss").get<double>();
@@ -132,9 +133,10 @@ TEST_P(HubModels, GiveWhatTransformersDoesOnAnyMesh) {
     SCOPED_TRACE(fmt::format("dp {} tp {}", dp, tp));
     test::run_ranks(static_cast<int>(dp * tp), [&](test::RankContext& rank) {
       const auto recipe = hub_job_recipe(stored_hub_folder(GetParam()), dp, tp);
-      auto job = make_train_job(recipe, rank.mesh({dp, tp}, {"dp", "tp"}));
+      auto job =
+          train::make_train_job(recipe, rank.mesh({dp, tp}, {"dp", "tp"}));
       EXPECT_THAT(
-          load_initial_weights(recipe, job),
+          train::load_initial_weights(recipe, job),
           HasSubstr("begins with the weights of"));
       expect_as_transformers(GetParam(), recipe, job);
     });
@@ -143,8 +145,8 @@ TEST_P(HubModels, GiveWhatTransformersDoesOnAnyMesh) {
 
 TEST_P(HubModels, HaveTheParametersThatTheMapSays) {
   auto recipe = hub_job_recipe(stored_hub_folder(GetParam()), 1, 1);
-  const auto model = make_model(recipe);
-  const auto map = hub::tensor_map(recipe.model);
+  const auto model = models::make_model(recipe);
+  const auto map = tensor_map(recipe.model);
   std::map<std::string, std::vector<int64_t>> here;
   for (const auto& item : model->named_parameters()) {
     here.emplace(item.key(), item.value().sizes().vec());
@@ -166,15 +168,15 @@ TEST_P(HubModels, HaveTheParametersThatTheMapSays) {
 
 // Byte for byte, tensor by tensor, in the dtype that they came in.
 TEST_P(HubModels, ComeBackAsTheyCameThroughACheckpoint) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto from = stored_hub_folder(GetParam());
   const bool is_half =
       all_hub_tensors(from).begin()->second.starts_with("\"BF16\"");
-  const auto imported = hub::import_model(from, temp / "run");
+  const auto imported = import_model(from, temp / "run");
   EXPECT_EQ(imported.path, temp / "run/step-0");
   for (const int64_t most : {int64_t{1} << 40, int64_t{12'000}}) {
     const auto to = temp / ("back" + std::to_string(most));
-    const auto done = hub::export_model(
+    const auto done = export_model(
         imported.path,
         to,
         {.dtype = is_half ? std::optional(at::kBFloat16) : std::nullopt,
@@ -182,24 +184,24 @@ TEST_P(HubModels, ComeBackAsTheyCameThroughACheckpoint) {
     EXPECT_EQ(done.files == 1, most > 12'000);
     EXPECT_EQ(all_hub_tensors(to), all_hub_tensors(from));
     EXPECT_EQ(
-        read_text(to + "/generation_config.json"),
-        read_text(from / "generation_config.json"));
+        fixtures::read_text(to + "/generation_config.json"),
+        fixtures::read_text(from / "generation_config.json"));
     // Its config is that of the same model.
-    EXPECT_EQ(hub::read_config(to).model, hub::read_config(from).model);
-    hub::check_is_free(temp / "elsewhere");
+    EXPECT_EQ(read_config(to).model, read_config(from).model);
+    check_is_free(temp / "elsewhere");
     EXPECT_THAT(
-        message_of<mesh::UsageError>(
-            [&] { hub::export_model(imported.path, to); }),
+        fixtures::message_of<mesh::UsageError>(
+            [&] { export_model(imported.path, to); }),
         HasSubstr("already exists and is not overwritten"));
   }
 }
 
 // Tensors larger than a file are split into rows.
 TEST_P(HubModels, ComeBackFromSmallFiles) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto from = stored_hub_folder(GetParam());
-  const auto whole = hub::import_model(from, temp / "whole");
-  const auto cut = hub::import_model(from, temp / "cut", 1000);
+  const auto whole = import_model(from, temp / "whole");
+  const auto cut = import_model(from, temp / "cut", 1000);
   EXPECT_GT(checkpoint::read_manifest(cut.path).files.size(), 20);
   EXPECT_TRUE(checkpoint::verify(cut.path).empty());
   const auto difference = checkpoint::compare(whole.path, cut.path);
@@ -209,45 +211,45 @@ TEST_P(HubModels, ComeBackFromSmallFiles) {
 
 // What a run leaves that begins with the recipe's folder, its optimizer apart.
 void save_model_of_run(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::filesystem::path& folder,
     int64_t step) {
-  auto job = make_train_job(recipe, mesh);
-  load_initial_weights(recipe, job);
-  RunLayout layout;
-  layout.recipe = to_yaml(recipe);
-  auto dicts = state_dicts(job);
+  auto job = train::make_train_job(recipe, mesh);
+  train::load_initial_weights(recipe, job);
+  train::RunLayout layout;
+  layout.recipe = config::to_yaml(recipe);
+  auto dicts = train::state_dicts(job);
   dicts.erase("optimizer");
   checkpoint::save(folder, dicts, {.step = step, .layout = to_json(layout)});
 }
 
 TEST_P(HubModels, ComeBackFromARunOnAnyMesh) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   test::run_ranks(4, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(stored_hub_folder(GetParam()), 2, 2);
     save_model_of_run(
         recipe, rank.mesh({2, 2}, {"dp", "tp"}), temp / "run", /*step=*/7);
   });
-  hub::export_model(temp / "run/step-7", temp / "back", {.dtype = at::kFloat});
+  export_model(temp / "run/step-7", temp / "back", {.dtype = at::kFloat});
   // And transformers' numbers from the folder that was written.
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(temp / "back", 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     expect_as_transformers(GetParam(), recipe, job);
   });
 }
 
 TEST_P(HubModels, BeginFromACheckpointOfThem) {
-  const TempFolder temp;
-  hub::import_model(stored_hub_folder(GetParam()), temp / "run");
+  const fixtures::TempFolder temp;
+  import_model(stored_hub_folder(GetParam()), temp / "run");
   test::run_ranks(3, [&](test::RankContext& rank) {
     auto recipe = hub_job_recipe(stored_hub_folder(GetParam()), 1, 3);
     recipe.model.from.clear();
     recipe.checkpoint.init_from = temp / "run";
-    auto job = make_train_job(recipe, rank.mesh({1, 3}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 3}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     expect_as_transformers(GetParam(), recipe, job);
   });
 }
@@ -259,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param; });
 
 TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("gpt2", temp);
   const auto path = folder / "model.safetensors";
   auto file = TensorFile::read(path);
@@ -279,8 +281,8 @@ TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
   file.write(path);
   test::run_ranks(2, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 2);
-    auto job = make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     expect_as_transformers("gpt2", recipe, job);
   });
   // A head of its own is no copy.
@@ -291,10 +293,10 @@ TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
   file.write(path);
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    auto job = train::make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
     EXPECT_THAT(
-        message_of<mesh::UsageError>(
-            [&] { load_initial_weights(recipe, job); }),
+        fixtures::message_of<mesh::UsageError>(
+            [&] { train::load_initial_weights(recipe, job); }),
         HasSubstr("lm_head.weight differs from transformer.wte.weight"));
   });
 }
@@ -303,14 +305,14 @@ TEST(Hub, NamesMayComeWithoutThePrefixAndWithBuffersAndCopies) {
 // memory, one; the others stand in the metadata.
 TEST(Hub, TiedWeightsMayHaveTheNameOfTheHead) {
   for (const std::string name : {"llama_tied", "gpt2"}) {
-    const TempFolder temp;
+    const fixtures::TempFolder temp;
     const auto folder = copy_hub_folder(name, temp);
     const std::string embedding =
         name == "gpt2" ? "transformer.wte.weight" : "model.embed_tokens.weight";
     std::string shard = "model.safetensors";
     const auto index_path = folder / "model.safetensors.index.json";
     if (std::filesystem::exists(index_path)) {
-      auto index = nlohmann::json::parse(read_text(index_path));
+      auto index = nlohmann::json::parse(fixtures::read_text(index_path));
       auto& files = index.at("weight_map");
       shard = files.at(embedding).get<std::string>();
       files.erase(embedding);
@@ -323,34 +325,33 @@ TEST(Hub, TiedWeightsMayHaveTheNameOfTheHead) {
     file.write(folder / shard);
     test::run_ranks(2, [&](test::RankContext& rank) {
       const auto recipe = hub_job_recipe(folder, 1, 2);
-      auto job = make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
-      load_initial_weights(recipe, job);
+      auto job = train::make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
+      train::load_initial_weights(recipe, job);
       expect_as_transformers(name, recipe, job);
     });
   }
 }
 
 TEST(Hub, AnIndexBesideOneFileIsSaidToBePassedOver) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("gpt2", temp);
-  EXPECT_EQ(hub::import_model(folder, temp / "alone").notice, "");
+  EXPECT_EQ(import_model(folder, temp / "alone").notice, "");
   temp.write("model/model.safetensors.index.json", "{\"weight_map\": {}}");
   const std::string notice =
       "the weights are those of model.safetensors; "
       "model.safetensors.index.json is there too and is not read";
-  EXPECT_THAT(
-      hub::import_model(folder, temp / "both").notice, HasSubstr(notice));
+  EXPECT_THAT(import_model(folder, temp / "both").notice, HasSubstr(notice));
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
-    EXPECT_THAT(load_initial_weights(recipe, job), HasSubstr(notice));
+    auto job = train::make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    EXPECT_THAT(train::load_initial_weights(recipe, job), HasSubstr(notice));
     expect_as_transformers("gpt2", recipe, job);
   });
 }
 
 // A model that has diverged is a model still.
 TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("gpt2", temp);
   const auto path = folder / "model.safetensors";
   auto file = TensorFile::read(path);
@@ -362,42 +363,42 @@ TEST(Hub, ACopyOfWhatIsNotANumberIsACopy) {
     file.add(name, "F32", {kHubVocabulary, 12}, bytes);
   }
   file.write(path);
-  hub::import_model(folder, temp / "run");
+  import_model(folder, temp / "run");
   // Beside it all must be alike as before.
   bytes.back() ^= 1;
   file.rename("lm_head.weight", "");
   file.add("lm_head.weight", "F32", {kHubVocabulary, 12}, bytes);
   file.write(path);
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
-          [&] { hub::import_model(folder, temp / "other"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { import_model(folder, temp / "other"); }),
       HasSubstr("lm_head.weight differs from transformer.wte.weight"));
 }
 
 // The one that exports it may be elsewhere.
 TEST(Hub, ACheckpointKnowsItsFolderByItsWholePath) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = stored_hub_folder("llama");
   const auto relative = std::filesystem::relative(folder);
   ASSERT_TRUE(relative.is_relative());
-  const auto imported = hub::import_model(relative, temp / "run");
+  const auto imported = import_model(relative, temp / "run");
   const auto layout =
       nlohmann::json::parse(checkpoint::read_manifest(imported.path).layout);
   EXPECT_EQ(layout.at("from"), std::filesystem::canonical(folder).string());
 }
 
 TEST(Hub, AnExportWithoutItsFolderSaysWhatIsOther) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
     save_model_of_run(
         recipe, rank.mesh({1, 1}, {"dp", "tp"}), temp / "run", /*step=*/1);
   });
-  const auto all = hub::export_model(temp / "run/step-1", temp / "all");
+  const auto all = export_model(temp / "run/step-1", temp / "all");
   EXPECT_TRUE(all.notes.empty());
   std::filesystem::remove_all(folder);
-  const auto done = hub::export_model(temp / "run/step-1", temp / "out");
+  const auto done = export_model(temp / "run/step-1", temp / "out");
   EXPECT_THAT(
       done.notes,
       ::testing::ElementsAre(
@@ -407,14 +408,14 @@ TEST(Hub, AnExportWithoutItsFolderSaysWhatIsOther) {
               HasSubstr("max_position_embeddings is data.sequence_length, 40")),
           HasSubstr("no tokenizer was copied")));
   const auto config =
-      nlohmann::json::parse(read_text(temp / "out/config.json"));
+      nlohmann::json::parse(fixtures::read_text(temp / "out/config.json"));
   EXPECT_EQ(config.at("max_position_embeddings"), 40);
   EXPECT_TRUE(config.at("eos_token_id").is_null());
 }
 
 // fp16 beside what the stored folders have.
 TEST(Hub, HalvesAreReadAsTheirValues) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   auto file = TensorFile::read(folder / "model.safetensors");
   auto bytes = file.bytes_of("model.norm.weight");
@@ -429,8 +430,8 @@ TEST(Hub, HalvesAreReadAsTheirValues) {
   file.write(folder / "model.safetensors");
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     const auto norm = dtensor::to_local(
         job.model->named_parameters()["model.norm.weight"].detach());
     EXPECT_EQ(norm.scalar_type(), at::kFloat);
@@ -466,7 +467,7 @@ class OneFailure : public at::Allocator {
 // Exit code 4 would say that the folder is damaged, and to try again is
 // useless.
 TEST(Hub, ARankShortOfMemoryDoesNotCallTheFolderDamaged) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("gpt2", temp);
   // A copy is compared with what was read, in memory of its own.
   auto file = TensorFile::read(folder / "model.safetensors");
@@ -479,19 +480,18 @@ TEST(Hub, ARankShortOfMemoryDoesNotCallTheFolderDamaged) {
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(folder, 1, 1);
     const auto mesh = rank.mesh({1, 1}, {"dp", "tp"});
-    const auto job = make_train_job(recipe, mesh);
+    const auto job = train::make_train_job(recipe, mesh);
     const auto state = dtensor::module_state_dict(
         *job.model, mesh, job.model->computed_buffers());
     {
       OneFailure allocator([] { throw std::bad_alloc(); });
-      EXPECT_THROW(
-          hub::load_weights(recipe, state, mesh.world()), std::bad_alloc);
+      EXPECT_THROW(load_weights(recipe, state, mesh.world()), std::bad_alloc);
       EXPECT_TRUE(allocator.has_failed());
     }
     // Of other failures the ranks are told the sentence, not the stack.
     OneFailure allocator([] { TORCH_CHECK(false, "no such thing"); });
-    const auto text = message_of<checkpoint::CheckpointError>(
-        [&] { hub::load_weights(recipe, state, mesh.world()); });
+    const auto text = fixtures::message_of<checkpoint::CheckpointError>(
+        [&] { load_weights(recipe, state, mesh.world()); });
     EXPECT_TRUE(allocator.has_failed());
     EXPECT_EQ(text, "no such thing");
   });
@@ -499,7 +499,7 @@ TEST(Hub, ARankShortOfMemoryDoesNotCallTheFolderDamaged) {
 
 // What is exported is what the model with its adapters computes.
 TEST(Hub, AdaptersAreMergedOnExport) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   HubResult adapted;
   test::run_ranks(2, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(
@@ -509,8 +509,8 @@ TEST(Hub, AdaptersAreMergedOnExport) {
         "lora: {rank: 2, alpha: 6, target_modules: [\"**.q_proj\", "
         "\"**.c_fc\", "
         "\"**.mlp.c_proj\"]}\n");
-    auto job = make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 2}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     const auto plain = run_model(recipe, job);
     {
       const at::NoGradGuard no_grad;
@@ -522,9 +522,9 @@ TEST(Hub, AdaptersAreMergedOnExport) {
     }
     const auto result = run_model(recipe, job);
     EXPECT_GT((result.logits - plain.logits).abs().max().item<double>(), 0.1);
-    RunLayout layout;
-    layout.recipe = to_yaml(recipe);
-    auto dicts = state_dicts(job);
+    train::RunLayout layout;
+    layout.recipe = config::to_yaml(recipe);
+    auto dicts = train::state_dicts(job);
     dicts.erase("optimizer");
     checkpoint::save(
         temp / "run", dicts, {.step = 1, .layout = to_json(layout)});
@@ -532,12 +532,12 @@ TEST(Hub, AdaptersAreMergedOnExport) {
       adapted = result;
     }
   });
-  const auto done = hub::export_model(temp / "run/step-1", temp / "merged");
+  const auto done = export_model(temp / "run/step-1", temp / "merged");
   EXPECT_EQ(done.merged, 3);
   test::run_ranks(1, [&](test::RankContext& rank) {
     const auto recipe = hub_job_recipe(temp / "merged", 1, 1);
-    auto job = make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
-    load_initial_weights(recipe, job);
+    auto job = train::make_train_job(recipe, rank.mesh({1, 1}, {"dp", "tp"}));
+    train::load_initial_weights(recipe, job);
     const auto merged = run_model(recipe, job);
     EXPECT_LT(
         (merged.logits - adapted.logits).abs().max().item<double>(), 1e-4);
@@ -545,4 +545,4 @@ TEST(Hub, AdaptersAreMergedOnExport) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::hf

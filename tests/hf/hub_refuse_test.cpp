@@ -17,7 +17,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::hf {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,9 +29,9 @@ using ::testing::StartsWith;
 // What `E` says of a folder before any rank waits for another.
 template <class E>
 std::string weights_refusal(const fs::path& folder) {
-  auto recipe = parse_recipe(hub_recipe(folder, 1, 1), "r.yaml");
-  validate(recipe, 1);
-  return message_of<E>([&] { check_initial_weights(recipe); });
+  auto recipe = train::parse_recipe(hub_recipe(folder, 1, 1), "r.yaml");
+  train::validate(recipe, 1);
+  return fixtures::message_of<E>([&] { train::check_initial_weights(recipe); });
 }
 
 std::string usage_refusal(const fs::path& folder) {
@@ -43,7 +43,7 @@ std::string damage_of(const fs::path& folder) {
 }
 
 TEST(HubRefuse, AllTensorsThatDoNotFitAreListedTogether) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   const auto path = folder / "model.safetensors";
   auto file = TensorFile::read(path);
@@ -71,14 +71,14 @@ TEST(HubRefuse, AllTensorsThatDoNotFitAreListedTogether) {
 }
 
 TEST(HubRefuse, OfVeryManyTensorsSomeAreNamed) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
-  auto config =
-      nlohmann::ordered_json::parse(read_text(folder / "config.json"));
+  auto config = nlohmann::ordered_json::parse(
+      fixtures::read_text(folder / "config.json"));
   config["num_hidden_layers"] = 1000;
   temp.write("model/config.json", config.dump());
-  const auto message = message_of<mesh::UsageError>(
-      [&] { hub::import_model(folder, temp / "run"); });
+  const auto message = fixtures::message_of<mesh::UsageError>(
+      [&] { import_model(folder, temp / "run"); });
   EXPECT_THAT(
       message,
       AllOf(
@@ -90,21 +90,21 @@ TEST(HubRefuse, OfVeryManyTensorsSomeAreNamed) {
 
 // A checkpoint keeps the path as JSON.
 TEST(HubRefuse, APathThatIsNotUtf8) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder(
       "llama",
       temp,
       "mod\xff"
       "el");
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
-          [&] { hub::import_model(folder, temp / "run"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { import_model(folder, temp / "run"); }),
       HasSubstr("the path is not UTF-8"));
   EXPECT_FALSE(fs::exists(temp / "run"));
 }
 
 TEST(HubRefuse, FoldersWithoutWeights) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   fs::rename(folder / "model.safetensors", folder / "x");
   EXPECT_THAT(
@@ -120,10 +120,10 @@ TEST(HubRefuse, FoldersWithoutWeights) {
 }
 
 TEST(HubRefuse, DamagedFilesAreNamedWithTheByte) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   const auto path = folder / "model.safetensors";
-  const auto sound = read_text(path);
+  const auto sound = fixtures::read_text(path);
   const auto expect_damage = [&](const std::string& bytes,
                                  const std::string& text) {
     temp.write("model/model.safetensors", bytes);
@@ -150,10 +150,10 @@ TEST(HubRefuse, DamagedFilesAreNamedWithTheByte) {
 }
 
 TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama_tied", temp);
   const auto path = folder / "model.safetensors.index.json";
-  const auto sound = nlohmann::ordered_json::parse(read_text(path));
+  const auto sound = nlohmann::ordered_json::parse(fixtures::read_text(path));
   const auto with = [&](const std::string& name, const nlohmann::json& file) {
     auto index = sound;
     index["weight_map"][name] = file;
@@ -187,7 +187,7 @@ TEST(HubRefuse, IndexesThatLieOrLeadElsewhere) {
 }
 
 TEST(HubRefuse, AFileThatTwoNamesShare) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama_tied", temp);
   const auto first = folder / "model-00001-of-00005.safetensors";
   auto file = TensorFile::read(first);
@@ -202,33 +202,33 @@ TEST(HubRefuse, AFileThatTwoNamesShare) {
 }
 
 TEST(HubRefuse, AFolderThatIsGoneWhenItsWeightsAreNeeded) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
-  auto recipe = parse_recipe(hub_recipe(folder, 1, 1), "r.yaml");
-  validate(recipe, 1);
+  auto recipe = train::parse_recipe(hub_recipe(folder, 1, 1), "r.yaml");
+  train::validate(recipe, 1);
   fs::remove_all(folder);
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { check_initial_weights(recipe); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { train::check_initial_weights(recipe); }),
       AllOf(HasSubstr("model.from"), HasSubstr("there is no such folder")));
 }
 
 TEST(HubRefuse, CheckpointsThatAreNoModelOfOurs) {
-  const TempFolder temp;
-  const auto imported =
-      hub::import_model(stored_hub_folder("llama"), temp / "run");
+  const fixtures::TempFolder temp;
+  const auto imported = import_model(stored_hub_folder("llama"), temp / "run");
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
-          [&] { hub::import_model(stored_hub_folder("llama"), temp / "run"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { import_model(stored_hub_folder("llama"), temp / "run"); }),
       HasSubstr("already exists"));
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
-        hub::export_model(imported.path, temp / "out", {.max_shard_bytes = 0});
+      fixtures::message_of<mesh::UsageError>([&] {
+        export_model(imported.path, temp / "out", {.max_shard_bytes = 0});
       }),
       HasSubstr("a file size of 0 bytes, expected at least 1"));
   fs::resize_file(imported.path / "shard-00000-00000.safetensors", 1000);
   EXPECT_NE(
-      message_of<checkpoint::CheckpointError>(
-          [&] { hub::export_model(imported.path, temp / "out"); }),
+      fixtures::message_of<checkpoint::CheckpointError>(
+          [&] { export_model(imported.path, temp / "out"); }),
       "");
   // Nothing is left of it.
   EXPECT_FALSE(fs::exists(temp / "out"));
@@ -241,4 +241,4 @@ TEST(HubRefuse, CheckpointsThatAreNoModelOfOurs) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::hf

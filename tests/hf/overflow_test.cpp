@@ -19,7 +19,7 @@
 #include "tests/config/fixtures.h"
 #include "tests/hf/hub_folder.h"
 
-namespace weft::recipes {
+namespace weft::hf {
 namespace {
 
 using ::testing::AllOf;
@@ -43,7 +43,9 @@ void set_element(
 }
 
 // A Llama whose weights are finite in float32 alone.
-std::filesystem::path large_llama(const TempFolder& temp, float largest) {
+std::filesystem::path large_llama(
+    const fixtures::TempFolder& temp,
+    float largest) {
   const auto folder = copy_hub_folder("llama", temp);
   set_element(folder, "model.layers.0.mlp.down_proj.weight", 0, 0, 1e5F);
   set_element(folder, "lm_head.weight", 3, 3, largest);
@@ -51,13 +53,11 @@ std::filesystem::path large_llama(const TempFolder& temp, float largest) {
 }
 
 TEST(Overflow, ExportNamesTheValueAndWritesNothing) {
-  const TempFolder temp;
-  const auto imported =
-      hub::import_model(large_llama(temp, 3.3e38F), temp / "run");
+  const fixtures::TempFolder temp;
+  const auto imported = import_model(large_llama(temp, 3.3e38F), temp / "run");
   const auto export_as = [&](at::ScalarType dtype) {
-    return message_of<mesh::UsageError>([&] {
-      hub::export_model(imported.path, temp / "out", {.dtype = dtype});
-    });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { export_model(imported.path, temp / "out", {.dtype = dtype}); });
   };
   EXPECT_THAT(
       export_as(at::kHalf),
@@ -75,21 +75,19 @@ TEST(Overflow, ExportNamesTheValueAndWritesNothing) {
 }
 
 TEST(Overflow, ExportRefusesWhatRoundsUpToInfinity) {
-  const TempFolder temp;
-  const auto imported =
-      hub::import_model(large_llama(temp, 3.4e38F), temp / "run");
+  const fixtures::TempFolder temp;
+  const auto imported = import_model(large_llama(temp, 3.4e38F), temp / "run");
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
-        hub::export_model(
-            imported.path, temp / "out", {.dtype = at::kBFloat16});
+      fixtures::message_of<mesh::UsageError>([&] {
+        export_model(imported.path, temp / "out", {.dtype = at::kBFloat16});
       }),
       AllOf(
           HasSubstr("\"lm_head.weight\"[3, 3] holds 3.4e+38 as float32"),
           HasSubstr("too large for bfloat16"),
           HasSubstr("hold it: float32, float64.")));
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
-        hub::export_tensors(
+      fixtures::message_of<mesh::UsageError>([&] {
+        export_tensors(
             imported.path, temp / "all.safetensors", {.dtype = at::kBFloat16});
       }),
       HasSubstr("lm_head.weight\"[3, 3] holds 3.4e+38 as float32"));
@@ -98,7 +96,7 @@ TEST(Overflow, ExportRefusesWhatRoundsUpToInfinity) {
 }
 
 TEST(Overflow, ImportRefusesWhatFloat32CannotHold) {
-  const TempFolder temp;
+  const fixtures::TempFolder temp;
   const auto folder = copy_hub_folder("llama", temp);
   const auto path = folder / "model.safetensors";
   auto file = TensorFile::read(path);
@@ -112,8 +110,8 @@ TEST(Overflow, ImportRefusesWhatFloat32CannotHold) {
   file.add(name, "F64", {size}, bytes);
   file.write(path);
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
-          [&] { hub::import_model(folder, temp / "run"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { import_model(folder, temp / "run"); }),
       AllOf(
           HasSubstr("model.safetensors: \"model.norm.weight\"[2] holds 1e+300 "
                     "as float64"),
@@ -135,7 +133,7 @@ TEST(Overflow, RoundingKeepsWhatIsNotFinite) {
   const auto wide = at::full({2, 3, 4}, 1.0, at::kDouble);
   wide[1][2][3] = -1e39;
   const auto refusal = [&](const at::Tensor& tensor, at::ScalarType dtype) {
-    return message_of<c10::ValueError>([&] {
+    return fixtures::message_of<c10::ValueError>([&] {
       round_to(tensor, dtype, {.name = "w", .offset = {{10, 20, 30}}});
     });
   };
@@ -149,4 +147,4 @@ TEST(Overflow, RoundingKeepsWhatIsNotFinite) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::hf

@@ -13,14 +13,14 @@
 #include "tests/config/fixtures.h"
 #include "train/setup/load_recipe.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Recipe measured_recipe() {
-  return parse_recipe(
+config::Recipe measured_recipe() {
+  return train::parse_recipe(
       "model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"
       "data: {paths: [text.txt], sequence_length: 4}\n",
       "test.yaml");
@@ -39,9 +39,9 @@ std::string sevens_but(size_t count, size_t place, uint16_t other) {
 
 // The note beside a file says that no token is large: it is not scanned.
 TEST(EvalSamples, EveryTokenIsLookedAtWhenItIsRead) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path = folder.write("a.bin", sevens_but(14, 6, 300));
-  const auto found = find_files({{path}}, "test");
+  const auto found = data::find_files({{path}}, "test");
   nlohmann::json origin{
       {"tokenizer", "bytes"},
       {"fingerprint", "0"},
@@ -57,7 +57,7 @@ TEST(EvalSamples, EveryTokenIsLookedAtWhenItIsRead) {
   EXPECT_EQ(batch.input.max().item<int64_t>(), 7);
   const std::array<int64_t, 1> bad{1};
   EXPECT_THAT(
-      message_of<DataError>([&] { samples.read(bad); }),
+      fixtures::message_of<data::DataError>([&] { samples.read(bad); }),
       AllOf(
           HasSubstr("offset 12"),
           HasSubstr("token 300"),
@@ -65,7 +65,7 @@ TEST(EvalSamples, EveryTokenIsLookedAtWhenItIsRead) {
 }
 
 TEST(EvalSamples, FilesOfOtherSizesAreTold) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto told = [&](size_t count) {
     const auto path = folder.write("a.bin", sevens_but(count, 0, 7));
     return token_windows(measured_recipe(), path).fingerprint;
@@ -76,4 +76,4 @@ TEST(EvalSamples, FilesOfOtherSizesAreTold) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::inference

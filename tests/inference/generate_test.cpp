@@ -17,7 +17,7 @@
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 using TokenLists = std::vector<std::vector<int64_t>>;
@@ -28,13 +28,13 @@ nlohmann::json stored_generations() {
 }
 
 // The formulas of oracle/models.py, wherever the parameters lie.
-void fill_to_generate(Model& model) {
+void fill_to_generate(models::Model& model) {
   const at::NoGradGuard no_grad;
   const dtensor::ImplicitReplication whole;
   double position = 0;
-  for (auto& [name, parameter] : sorted_parameters(model)) {
+  for (auto& [name, parameter] : models::sorted_parameters(model)) {
     const auto values =
-        wave(parameter.numel(), position++).view(parameter.sizes());
+        models::wave(parameter.numel(), position++).view(parameter.sizes());
     const bool is_norm =
         name.ends_with(".weight") && (name.find("norm") != std::string::npos ||
                                       name.find(".ln_") != std::string::npos);
@@ -43,8 +43,8 @@ void fill_to_generate(Model& model) {
   model.eval();
 }
 
-LlamaConfig generating_llama() {
-  LlamaConfig config;
+models::LlamaConfig generating_llama() {
+  models::LlamaConfig config;
   config.dim = 32;
   config.kv_heads = 2;
   config.ffn_dim = 24;
@@ -53,8 +53,8 @@ LlamaConfig generating_llama() {
   return config;
 }
 
-Gpt2Config generating_gpt2() {
-  Gpt2Config config;
+models::Gpt2Config generating_gpt2() {
+  models::Gpt2Config config;
   config.dim = 16;
   config.ffn_dim = 24;
   config.vocab_size = 29;
@@ -85,7 +85,8 @@ std::vector<Continuation> generated_on(
       const dtensor::DeferredInit scope;
       model = std::make_shared<ModelImpl>(config);
     }
-    const PlanOptions planned{.sequence_parallel = false, .size = dims.tp};
+    const models::PlanOptions planned{
+        .sequence_parallel = false, .size = dims.tp};
     tp::parallelize_module(*model, mesh["tp"], plan(planned, config));
     dtensor::materialize(*model, /*seed=*/1);
     fill_to_generate(*model);
@@ -146,13 +147,13 @@ void expect_transformers(
 class GenerateOnMeshes : public ::testing::TestWithParam<MeshDims> {};
 
 TEST_P(GenerateOnMeshes, LlamaContinuesAsTransformersDoes) {
-  expect_transformers<LlamaForCausalLMImpl>(
-      "llama", generating_llama(), llama_plan, GetParam());
+  expect_transformers<models::LlamaForCausalLMImpl>(
+      "llama", generating_llama(), models::llama_plan, GetParam());
 }
 
 TEST_P(GenerateOnMeshes, Gpt2ContinuesAsTransformersDoes) {
-  expect_transformers<Gpt2LMHeadModelImpl>(
-      "gpt2", generating_gpt2(), gpt2_plan, GetParam());
+  expect_transformers<models::Gpt2LMHeadModelImpl>(
+      "gpt2", generating_gpt2(), models::gpt2_plan, GetParam());
 }
 
 // Samples in numbers that replicas share unevenly.
@@ -163,8 +164,13 @@ TEST_P(GenerateOnMeshes, ASeedGivesTheSameTokensOnEveryMesh) {
       .max_new_tokens = 40,
       .eos = {9}};
   const auto run = [&](MeshDims dims, int64_t num_samples) {
-    return tokens_in(generated_on<LlamaForCausalLMImpl>(
-        dims, generating_llama(), llama_plan, prompts, num_samples, options));
+    return tokens_in(generated_on<models::LlamaForCausalLMImpl>(
+        dims,
+        generating_llama(),
+        models::llama_plan,
+        prompts,
+        num_samples,
+        options));
   };
   const auto expected = run({1, 1}, 3);
   EXPECT_EQ(run(GetParam(), 3), expected);
@@ -194,10 +200,10 @@ TEST(Generate, ReplicasWithoutASampleWait) {
   GenerationOptions options{
       .sampling = {.temperature = 0}, .max_new_tokens = 24};
   const auto stored = stored_generations();
-  const auto all = generated_on<LlamaForCausalLMImpl>(
+  const auto all = generated_on<models::LlamaForCausalLMImpl>(
       {4, 1},
       generating_llama(),
-      llama_plan,
+      models::llama_plan,
       {stored.at("prompts").at(0).get<std::vector<int64_t>>()},
       1,
       options);
@@ -207,4 +213,4 @@ TEST(Generate, ReplicasWithoutASampleWait) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -15,7 +15,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 using ::testing::ElementsAre;
@@ -33,7 +33,7 @@ std::vector<int64_t> bytes_of(const std::string& text) {
 }
 
 TEST(TextStream, GivesWholeCharactersAsTheyCome) {
-  const auto tokenizer = open_tokenizer("byte");
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   TextStream stream(tokenizer.get(), bytes_of("before"));
   std::vector<std::string> parts;
   for (const int64_t token : bytes_of("a\xC3\xA9\xE2\x82\xAC")) {
@@ -45,7 +45,7 @@ TEST(TextStream, GivesWholeCharactersAsTheyCome) {
 }
 
 TEST(TextStream, ForgetsWhatIsLongAgoAndNothingElse) {
-  const auto tokenizer = open_tokenizer("byte");
+  const auto tokenizer = tokenizers::open_tokenizer("byte");
   std::string text;
   for (int i = 0; i < 300; ++i) {
     text += std::to_string(i * 7919) + "\xC3\xA9";
@@ -72,9 +72,9 @@ TEST(TextStream, KnowsUnfinishedCharacters) {
 
 // ---- prompts ----------------------------------------------------------------
 
-Recipe generating_recipe(const std::string& more) {
-  auto recipe = parse_recipe(min_and(more), "test.yaml");
-  validate(recipe, 1);
+config::Recipe generating_recipe(const std::string& more) {
+  auto recipe = train::parse_recipe(fixtures::min_and(more), "test.yaml");
+  train::validate(recipe, 1);
   return recipe;
 }
 
@@ -89,7 +89,7 @@ TEST(Prompts, BecomeTokens) {
       prompt_tokens(
           recipe, {.tokens = std::vector<int64_t>{1, 2}}, tokenizer.get()),
       (TokenLists{{1, 2}}));
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto file = folder.write("prompt.txt", "xy");
   EXPECT_EQ(
       prompt_tokens(recipe, {.file = file}, tokenizer.get()),
@@ -100,7 +100,7 @@ TEST(Prompts, AreRefusedWithTheReason) {
   const auto recipe = generating_recipe("");
   const auto tokenizer = find_tokenizer(recipe, std::nullopt);
   const auto refusal = [&](const PromptWords& words, bool with = true) {
-    return message_of<mesh::UsageError>([&] {
+    return fixtures::message_of<mesh::UsageError>([&] {
       prompt_tokens(recipe, words, with ? tokenizer.get() : nullptr);
     });
   };
@@ -121,7 +121,7 @@ TEST(Prompts, AreRefusedWithTheReason) {
 }
 
 TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
-  const auto gpt2 = parse_recipe(
+  const auto gpt2 = train::parse_recipe(
       "model: {type: gpt2, dim: 64, layers: 2, heads: 4, ffn_dim: 128,\n"
       "  max_position_embeddings: 20}\n"
       "data: {paths: [text.txt], sequence_length: 16}\n",
@@ -130,7 +130,7 @@ TEST(Prompts, ModelsWithPositionsHaveSoMuchRoom) {
   EXPECT_EQ(clamp_new_tokens(gpt2, prompts, 5, 128), 5);
   EXPECT_EQ(clamp_new_tokens(gpt2, prompts, std::nullopt, 128), 5);
   const auto refusal = [&](const TokenLists& given, int64_t wanted) {
-    return message_of<mesh::UsageError>(
+    return fixtures::message_of<mesh::UsageError>(
         [&] { clamp_new_tokens(gpt2, given, wanted, 128); });
   };
   EXPECT_THAT(
@@ -153,13 +153,13 @@ TEST(Prompts, TokenizersOfOtherModelsAreRefused) {
   auto recipe = generating_recipe("");
   recipe.model.vocab_size = 100;
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [&] { find_tokenizer(recipe, std::nullopt); }),
       HasSubstr("has more tokens than the model's vocabulary of 100"));
 }
 
 TEST(Prompts, EndTokensAreThoseOfTheModelsFolder) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("generation_config.json", R"({"eos_token_id": [7, 9]})");
   folder.write("config.json", R"({"eos_token_id": 3})");
   auto recipe = generating_recipe("");
@@ -171,12 +171,13 @@ TEST(Prompts, EndTokensAreThoseOfTheModelsFolder) {
 }
 
 TEST(Prompts, EndTokensAreReadFromFilesAlone) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   std::filesystem::create_directory(folder / "generation_config.json");
   auto recipe = generating_recipe("");
   recipe.model.from = folder.path();
   EXPECT_THAT(
-      message_of<TokenizerError>([&] { end_tokens(recipe, nullptr); }),
+      fixtures::message_of<tokenizers::TokenizerError>(
+          [&] { end_tokens(recipe, nullptr); }),
       HasSubstr("generation_config.json: is not a regular file"));
   std::filesystem::remove(folder / "generation_config.json");
   folder.write("generation_config.json", R"({"eos_token_id": 7})");
@@ -184,7 +185,8 @@ TEST(Prompts, EndTokensAreReadFromFilesAlone) {
   folder.write("config.json", R"({"eos_token_id": 3})");
   std::filesystem::resize_file(folder / "config.json", 1 << 30);
   EXPECT_THAT(
-      message_of<TokenizerError>([&] { end_tokens(recipe, nullptr); }),
+      fixtures::message_of<tokenizers::TokenizerError>(
+          [&] { end_tokens(recipe, nullptr); }),
       HasSubstr("config.json: is larger than"));
 }
 
@@ -193,8 +195,8 @@ TEST(Prompts, EndTokensAreReadFromFilesAlone) {
 class TokenizerChoice : public ::testing::Test {
  protected:
   // A recipe whose model came from the folder and has so many tokens.
-  Recipe recipe_of(int64_t vocab_size, const std::string& data) const {
-    auto recipe = parse_recipe(
+  config::Recipe recipe_of(int64_t vocab_size, const std::string& data) const {
+    auto recipe = train::parse_recipe(
         "model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128, vocab_size: " +
             std::to_string(vocab_size) + "}\ndata: {paths: [none]" + data +
             "}\n",
@@ -209,26 +211,26 @@ class TokenizerChoice : public ::testing::Test {
         folder_ / "model/tokenizer.model");
   }
   // As the run of `recipe` writes it down, every key of it.
-  static Recipe resolved(const Recipe& recipe) {
+  static config::Recipe resolved(const config::Recipe& recipe) {
     auto text = recipe;
     text.model.from.clear(); // not to be read again
-    auto again = parse_recipe(to_yaml(text), "recipe.yaml");
+    auto again = train::parse_recipe(config::to_yaml(text), "recipe.yaml");
     again.model.from = recipe.model.from;
     return again;
   }
-  static std::string found(const Recipe& recipe) {
+  static std::string found(const config::Recipe& recipe) {
     const auto tokenizer = find_tokenizer(recipe, std::nullopt);
     return tokenizer ? tokenizer->describe() : "none";
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 TEST_F(TokenizerChoice, AreTheModelsFoldersThoughARunWroteBytes) {
   put_tokenizer();
   const auto recipe = recipe_of(4096, ", type: tokens");
   EXPECT_THAT(found(recipe), HasSubstr("tokenizer.model"));
-  EXPECT_THAT(to_yaml(recipe), HasSubstr("tokenizer: byte"));
+  EXPECT_THAT(config::to_yaml(recipe), HasSubstr("tokenizer: byte"));
   EXPECT_THAT(found(resolved(recipe)), HasSubstr("tokenizer.model"));
   // Nothing was trained yet, nor said.
   EXPECT_THAT(found(recipe_of(4096, "")), HasSubstr("tokenizer.model"));
@@ -244,8 +246,8 @@ TEST_F(TokenizerChoice, AreBytesWhereItWasTrainedOnText) {
 
 TEST_F(TokenizerChoice, AreNumbersWithoutATokenizer) {
   const auto recipe = recipe_of(4096, ", type: tokens");
-  const auto refusal = [](const Recipe& given) {
-    return message_of<mesh::UsageError>(
+  const auto refusal = [](const config::Recipe& given) {
+    return fixtures::message_of<mesh::UsageError>(
         [&] { prompt_tokens(given, {.texts = {"a"}}, nullptr); });
   };
   for (auto each : {recipe, resolved(recipe)}) {
@@ -266,4 +268,4 @@ TEST_F(TokenizerChoice, AreNumbersWithoutATokenizer) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -16,7 +16,7 @@
 #include "tests/models/formula.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::inference {
 namespace {
 
 using ::testing::HasSubstr;
@@ -75,7 +75,7 @@ TEST(Sampling, NumbersBelongToSeedSampleAndPosition) {
 }
 
 TEST(Sampling, TemperatureZeroAndOneTokenAreGreedy) {
-  const auto logits = wave(50, 0.7, at::kFloat);
+  const auto logits = models::wave(50, 0.7, at::kFloat);
   const auto likeliest = logits.argmax().item<int64_t>();
   for (int64_t i = 0; i < 20; ++i) {
     EXPECT_EQ(choose_token(logits, {.temperature = 0}, 0, i), likeliest);
@@ -86,7 +86,7 @@ TEST(Sampling, TemperatureZeroAndOneTokenAreGreedy) {
 
 // Quotients that no float holds, and none that a double does.
 TEST(Sampling, ATinyTemperatureIsGreedy) {
-  const auto logits = wave(50, 0.7, at::kFloat);
+  const auto logits = models::wave(50, 0.7, at::kFloat);
   const auto likeliest = logits.argmax().item<int64_t>();
   for (const double temperature :
        {1e-10,
@@ -114,7 +114,7 @@ TEST(Sampling, LogitsThatAreNoNumbersAreRefused) {
   constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
   for (const double temperature : {0.0, 1.0, 1e-45}) {
     const auto refusal = [&](const std::vector<float>& logits) {
-      return message_of<NonFiniteError>([&] {
+      return fixtures::message_of<train::NonFiniteError>([&] {
         choose_token(
             at::tensor(logits, at::kFloat),
             {.temperature = temperature},
@@ -132,4 +132,4 @@ TEST(Sampling, LogitsThatAreNoNumbersAreRefused) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::inference

@@ -8,12 +8,12 @@
 #include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 void turn_over(const at::Tensor& tensor, const Flip& flip) {
   const at::NoGradGuard no_grad;
-  const auto local = ddp::local_part(tensor);
+  const auto local = data_parallel::local_part(tensor);
   if (local.numel() == 0) {
     return;
   }
@@ -26,9 +26,9 @@ void turn_over(const at::Tensor& tensor, const Flip& flip) {
 /// callback between backward and update.
 class Flipper {
  public:
-  Flipper(Trainer& trainer, Flip flip, int64_t rank)
+  Flipper(train::Trainer& trainer, Flip flip, int64_t rank)
       : flip_(flip), is_own_(flip.rank == rank) {
-    const auto parameters = ddp::parameters_of(*trainer.job().model);
+    const auto parameters = data_parallel::parameters_of(*trainer.job().model);
     parameter_ = parameters.at(flip.tensor % parameters.size()).tensor;
     if (!is_own_) {
       return;
@@ -114,12 +114,12 @@ int64_t blamed_rank(const std::string& message) {
 }
 
 FlipResult train_with_flip(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     const std::vector<Flip>& flips) {
   FlipResult result;
-  Trainer trainer(recipe, world);
-  IntegrityChecker integrity_checker(
+  train::Trainer trainer(recipe, world);
+  train::IntegrityChecker integrity_checker(
       recipe, trainer.job(), [&](const std::string& text) {
         result.notes.push_back(text);
       });
@@ -155,4 +155,4 @@ FlipResult train_with_flip(
   return result;
 }
 
-} // namespace weft::recipes
+} // namespace weft::integration

@@ -11,7 +11,7 @@
 #include "train/health/integrity_checker.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 
 /// One bit of one rank's memory that is turned over while it trains.
 struct Flip {
@@ -60,7 +60,7 @@ struct FlipResult {
 /// recipe.train.steps; one that was found ends it.
 /// Collective: all ranks of `world`.
 FlipResult train_with_flip(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     const std::vector<Flip>& flips);
 
@@ -68,4 +68,4 @@ FlipResult train_with_flip(
 /// blames none or several.
 int64_t blamed_rank(const std::string& message);
 
-} // namespace weft::recipes
+} // namespace weft::integration

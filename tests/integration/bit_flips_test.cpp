@@ -15,7 +15,7 @@
 #include "tests/support/run_ranks.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 using ::testing::AllOf;
@@ -29,8 +29,9 @@ constexpr size_t kTensors = 21;
 
 class BitFlips : public ::testing::Test {
  protected:
-  Recipe recipe(int64_t dp, int64_t tp, int64_t every, bool seal) const {
-    Recipe recipe;
+  config::Recipe recipe(int64_t dp, int64_t tp, int64_t every, bool seal)
+      const {
+    config::Recipe recipe;
     recipe.name = "flips";
     recipe.output_dir = folder_.path();
     recipe.mesh = {dp, tp};
@@ -47,12 +48,12 @@ class BitFlips : public ::testing::Test {
     recipe.integrity_check.every = every;
     recipe.integrity_check.hash_weights = seal;
     recipe.origins.source = "test";
-    validate(recipe, dp * tp);
+    train::validate(recipe, dp * tp);
     return recipe;
   }
 
   static std::vector<FlipResult> train(
-      const Recipe& recipe,
+      const config::Recipe& recipe,
       const std::vector<Flip>& flips) {
     const auto ranks = recipe.mesh.dp * recipe.mesh.tp;
     std::vector<FlipResult> results(static_cast<size_t>(ranks));
@@ -63,7 +64,7 @@ class BitFlips : public ::testing::Test {
     return results;
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 TEST_F(BitFlips, WithoutThemNothingIsSaid) {
@@ -178,7 +179,7 @@ TEST_F(BitFlips, RepeatedStepIdentifiesTheRankOfTwoReplicas) {
               HasSubstr("begins again, does step 4 again and then says which "
                         "rank was wrong")));
     }
-    EXPECT_TRUE(std::filesystem::exists(tie_record_path(two)));
+    EXPECT_TRUE(std::filesystem::exists(train::tie_record_path(two)));
     const auto again = train(two, {});
     ASSERT_EQ(again[0].notes.size(), 1U);
     EXPECT_THAT(
@@ -190,7 +191,7 @@ TEST_F(BitFlips, RepeatedStepIdentifiesTheRankOfTwoReplicas) {
                 "what rank {} had when the last run stopped was wrong",
                 guilty))));
     EXPECT_THAT(again[1].notes, IsEmpty());
-    EXPECT_FALSE(std::filesystem::exists(tie_record_path(two)));
+    EXPECT_FALSE(std::filesystem::exists(train::tie_record_path(two)));
     EXPECT_THAT(train(two, {})[0].notes, IsEmpty());
   }
 }
@@ -217,4 +218,4 @@ TEST_F(BitFlips, SwitchedOffNothingIsCompared) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

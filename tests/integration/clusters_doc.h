@@ -9,7 +9,7 @@ namespace weft::test {
 
 /// The `index`-th script below a heading of docs/clusters.md.
 inline std::string script_in_docs(const std::string& heading, int index) {
-  const auto text = read_text(WEFT_DOCS "/clusters.md");
+  const auto text = test::read_text(WEFT_DOCS "/clusters.md");
   auto at = text.find("\n## " + heading + "\n");
   for (int i = 0; at != std::string::npos; ++i) {
     at = text.find("\n```bash\n", at + 1);

@@ -56,7 +56,7 @@ class DeviceTest : public ::testing::Test {
         .append(".so");
   }
 
-  TempFolder temp_;
+  test::TempFolder temp_;
   const fs::path folder_ = temp_.path();
 };
 
@@ -98,13 +98,14 @@ TEST_F(DeviceTest, ARecipeForCudaIsCheckedLikeAnyOther) {
 
 TEST_F(DeviceTest, ACpuRunMapsNothingOfCudaOrNccl) {
   Process run({WEFT_WEFT, "train", "tiny.yaml", "device=cpu"}, folder_);
-  while (lines_of(read_text(folder_ / "outputs/tiny/metrics.jsonl")).size() <
-         3) {
+  while (
+      lines_of(test::read_text(folder_ / "outputs/tiny/metrics.jsonl")).size() <
+      3) {
     ASSERT_FALSE(run.wait(std::chrono::seconds(0))) << run.error();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   const auto maps =
-      read_text(fs::path("/proc") / std::to_string(run.pid()) / "maps");
+      test::read_text(fs::path("/proc") / std::to_string(run.pid()) / "maps");
   EXPECT_THAT(maps, HasSubstr("libtorch_cpu.so"));
   // The wheel's libtorch_cpu.so itself needs libcudart and libcupti; nothing
   // else of CUDA may be there.

@@ -104,7 +104,7 @@ class ElasticRecipeTest : public ProcessTest {
           "faulty_weft") {
         continue;
       }
-      const auto status = read_text(entry.path() / "status");
+      const auto status = test::read_text(entry.path() / "status");
       if (status.find("\nPPid:\t" + std::to_string(run) + "\n") ==
           std::string::npos) {
         continue;
@@ -146,7 +146,7 @@ class ElasticRecipeTest : public ProcessTest {
     const auto folder = fs::path("/proc") / std::to_string(worker) / "task";
     std::error_code error;
     for (const auto& thread : fs::directory_iterator(folder, error)) {
-      if (read_text(thread.path() / "comm") == "weft_heartbeat\n") {
+      if (test::read_text(thread.path() / "comm") == "weft_heartbeat\n") {
         return true;
       }
     }

@@ -18,15 +18,15 @@
 #include "tests/support/run_ranks.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 constexpr int64_t kShardedSteps = 4;
 
 /// `model`: a type. Sizes that neither 3 nor 4 ranks divide.
-Recipe small_recipe(const std::string& model, int64_t ranks) {
+config::Recipe small_recipe(const std::string& model, int64_t ranks) {
   constexpr int64_t kGlobalBatch = 24;
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.name = "fully-sharded";
   recipe.seed = 7;
   recipe.mesh.dp = ranks;
@@ -55,15 +55,15 @@ Recipe small_recipe(const std::string& model, int64_t ranks) {
   return recipe;
 }
 
-Recipe sharded(Recipe recipe, const FsdpConfig& fsdp) {
+config::Recipe sharded(config::Recipe recipe, const config::FsdpConfig& fsdp) {
   recipe.mesh.dp_shard = recipe.mesh.dp;
   recipe.mesh.dp = 1;
   recipe.fsdp = fsdp;
   return recipe;
 }
 
-Trace run(Recipe recipe, int64_t ranks) {
-  validate(recipe, ranks);
+Trace run(config::Recipe recipe, int64_t ranks) {
+  train::validate(recipe, ranks);
   return train(recipe);
 }
 
@@ -82,12 +82,12 @@ void expect_same_bits(const Trace& found, const Trace& expected) {
 
 struct FsdpVariant {
   std::string name;
-  FsdpConfig fsdp;
+  config::FsdpConfig fsdp;
 };
 
 std::vector<FsdpVariant> fsdp_variants() {
   const auto with = [](auto set) {
-    FsdpConfig fsdp;
+    config::FsdpConfig fsdp;
     fsdp.accumulate = "local";
     set(fsdp);
     return fsdp;
@@ -158,7 +158,7 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
         c10::str(recipe.mesh.to_string(), " kv_heads=", each.kv_heads));
     const auto expected = run(recipe, ranks);
     expect_training_happened(expected, kShardedSteps);
-    FsdpConfig fsdp;
+    config::FsdpConfig fsdp;
     fsdp.accumulate = "local";
     expect_same_bits(run(sharded(recipe, fsdp), ranks), expected);
   }
@@ -196,7 +196,7 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasWithRecomputedBlocks) {
   for (const std::string prefetch : {"pre", "post", "none"}) {
     for (const std::string reshard : {"auto", "always", "never"}) {
       SCOPED_TRACE(prefetch + ", " + reshard);
-      FsdpConfig fsdp;
+      config::FsdpConfig fsdp;
       fsdp.accumulate = "local";
       fsdp.backward_prefetch = prefetch;
       fsdp.reshard_after_forward = reshard;
@@ -220,7 +220,7 @@ TEST_P(FullyShardedRecipe, TrainsInBFloat16AsReplicas) {
       replicated.ddp.reduce_dtype = reduce_dtype;
       const auto expected = run(replicated, shards * tp);
       expect_training_happened(expected, kShardedSteps);
-      FsdpConfig fsdp;
+      config::FsdpConfig fsdp;
       fsdp.reduce_dtype = reduce_dtype;
       expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
     }
@@ -242,7 +242,7 @@ TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
     }
     SCOPED_TRACE(recipe.mesh.to_string());
     const auto expected = run(recipe, shards * tp);
-    FsdpConfig fsdp;
+    config::FsdpConfig fsdp;
     fsdp.accumulate = "local";
     expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
   }
@@ -251,8 +251,8 @@ TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
 // Weights, moments and step counts, bit for bit.
 TEST(FullyShardedCheckpoint, EachMeshLoadsWhatAnyOtherSaved) {
   constexpr int64_t kTrained = 2;
-  const TempFolder temp;
-  std::vector<Recipe> recipes;
+  const fixtures::TempFolder temp;
+  std::vector<config::Recipe> recipes;
   for (const auto& [dp, shards, tp] :
        {std::tuple(4, 1, 1), {1, 4, 1}, {2, 2, 1}, {1, 2, 2}, {2, 1, 2}}) {
     auto recipe = small_recipe("llama", dp * shards);
@@ -261,31 +261,31 @@ TEST(FullyShardedCheckpoint, EachMeshLoadsWhatAnyOtherSaved) {
     // A resumed run sets the learning rate in each step.
     recipe.lr_schedule.type = "constant";
     recipe.lr_schedule.warmup_steps = 0;
-    validate(recipe, recipe.mesh.world_size());
+    train::validate(recipe, recipe.mesh.world_size());
     recipes.push_back(recipe);
   }
   const auto step_of = [&](const std::string& name) {
     return std::filesystem::path(temp / name) /
            ("step-" + std::to_string(kTrained));
   };
-  const auto save = [&](Trainer& trainer, const std::string& name) {
+  const auto save = [&](train::Trainer& trainer, const std::string& name) {
     checkpoint::save(
-        temp / name, state_dicts(trainer.job()), {.step = kTrained});
+        temp / name, train::state_dicts(trainer.job()), {.step = kTrained});
   };
   for (const auto& from : recipes) {
     const auto saved = from.mesh.to_string();
     test::run_ranks(4, [&](test::RankContext& self) {
-      Trainer trainer(from, self.world);
+      train::Trainer trainer(from, self.world);
       for (int64_t step = 0; step < kTrained; ++step) {
         trainer.train_step(step);
       }
       save(trainer, saved);
       for (auto to : recipes) {
         to.seed = from.seed + 1; // Other initial weights.
-        Trainer other(to, self.world);
-        auto dicts = state_dicts(other.job());
+        train::Trainer other(to, self.world);
+        auto dicts = train::state_dicts(other.job());
         checkpoint::load(step_of(saved), dicts);
-        adopt_state(other.job(), dicts, to);
+        train::adopt_state(other.job(), dicts, to);
         save(other, saved + " on " + to.mesh.to_string());
       }
     });
@@ -308,4 +308,4 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("llama", "gpt2", "moe"));
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

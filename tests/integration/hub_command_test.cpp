@@ -60,7 +60,8 @@ TEST_F(HubCommandTest, ARunBeginsWithAFolderAndEndsWithOne) {
           HasSubstr("exported out: 11 tensors, 85.1 kB in 1 file, beside "
                     "config.json, generation_config.json, tokenizer.json")));
   EXPECT_EQ(
-      read_text(folder_ / "out/tokenizer.json"), "{\"some\": \"tokenizer\"}");
+      test::read_text(folder_ / "out/tokenizer.json"),
+      "{\"some\": \"tokenizer\"}");
   // The folder that came out is a model as well; three ranks cut nothing
   // evenly.
   const auto first = losses(metrics("outputs/tuned")).front();
@@ -88,7 +89,8 @@ TEST_F(HubCommandTest, ExportsFromElsewhereFindTheModelThatARunBeganWith) {
         folder_ / "elsewhere");
     ASSERT_EQ(run.wait(), 0) << run.error();
     EXPECT_EQ(
-        read_text(folder_ / ("of_" + from.substr(0, 2)) / "tokenizer.json"),
+        test::read_text(
+            folder_ / ("of_" + from.substr(0, 2)) / "tokenizer.json"),
         "{\"some\": \"tokenizer\"}");
   }
 }
@@ -144,8 +146,8 @@ TEST_F(HubCommandTest, CheckpointsGoInAndOut) {
 }
 
 TEST_F(HubCommandTest, NumbersOfNoModelAreRefusedAtOnce) {
-  auto config =
-      nlohmann::ordered_json::parse(read_text(folder_ / "model/config.json"));
+  auto config = nlohmann::ordered_json::parse(
+      test::read_text(folder_ / "model/config.json"));
   config["num_hidden_layers"] = 100'000'000;
   write("model/config.json", config.dump());
   EXPECT_THAT(

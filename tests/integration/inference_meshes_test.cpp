@@ -21,7 +21,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -45,9 +45,9 @@ class InferenceMeshes : public ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = std::make_unique<test::TempFolder>();
     auto recipe = recipe_with({});
-    validate(recipe, 1);
+    train::validate(recipe, 1);
     test::run_ranks(1, [&](test::RankContext& self) {
-      run_training(recipe, self.world, /*fresh=*/false);
+      train::run_training(recipe, self.world, /*fresh=*/false);
     });
   }
   static void TearDownTestSuite() { folder_.reset(); }
@@ -56,10 +56,10 @@ class InferenceMeshes : public ::testing::Test {
     return (folder_->path() / name).string();
   }
 
-  static Recipe recipe_with(Words overrides) {
+  static config::Recipe recipe_with(Words overrides) {
     overrides.push_back("data.paths=[" + corpus_path() + "]");
     overrides.push_back("output_dir=" + path_of("run"));
-    return parse_recipe(kUneven, "test.yaml", overrides);
+    return train::parse_recipe(kUneven, "test.yaml", overrides);
   }
 
   /// 13 windows and a rest: batches of 2 leave replicas with one, or none.
@@ -74,15 +74,15 @@ class InferenceMeshes : public ::testing::Test {
     return path;
   }
 
-  static Evaluation evaluation(int ranks, const Words& overrides) {
+  static inference::Evaluation evaluation(int ranks, const Words& overrides) {
     auto recipe = recipe_with(overrides);
-    validate_for_inference(recipe, ranks);
-    const auto samples = token_windows(recipe, token_file());
-    Evaluation result;
+    inference::validate_for_inference(recipe, ranks);
+    const auto samples = inference::token_windows(recipe, token_file());
+    inference::Evaluation result;
     test::run_ranks(ranks, [&](test::RankContext& self) {
-      const auto mesh = make_inference_mesh(recipe, self.world);
-      const auto model = load_model(recipe, mesh, "", ignore_line);
-      const auto own = evaluate(
+      const auto mesh = inference::make_inference_mesh(recipe, self.world);
+      const auto model = inference::load_model(recipe, mesh, "", ignore_line);
+      const auto own = inference::evaluate(
           *model, mesh, samples, recipe.train.micro_batch_size, ignore_line);
       if (self.rank == ranks - 1) {
         result = own;
@@ -97,20 +97,20 @@ class InferenceMeshes : public ::testing::Test {
       bool use_cache = true,
       uint64_t seed = 11) {
     const Tokens prompts = {{105, 110, 116, 32, 118}, {120}}; // "int v", "x"
-    const GenerationOptions options{
+    const inference::GenerationOptions options{
         .sampling = {.top_k = 40, .seed = seed},
         .max_new_tokens = 60,
         .use_cache = use_cache};
     auto recipe = recipe_with(overrides);
-    validate_for_inference(recipe, ranks);
-    recipe = recipe_to_generate(recipe, 65);
+    inference::validate_for_inference(recipe, ranks);
+    recipe = inference::recipe_to_generate(recipe, 65);
     Tokens result;
     test::run_ranks(ranks, [&](test::RankContext& self) {
-      const auto mesh = make_inference_mesh(recipe, self.world);
-      const auto model = load_model(recipe, mesh, "", ignore_line);
-      const auto all = gather_continuations(
+      const auto mesh = inference::make_inference_mesh(recipe, self.world);
+      const auto model = inference::load_model(recipe, mesh, "", ignore_line);
+      const auto all = inference::gather_continuations(
           mesh,
-          generate(
+          inference::generate(
               *model,
               mesh,
               prompts,
@@ -180,4 +180,4 @@ TEST_F(InferenceMeshes, HaveTheSameContinuations) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

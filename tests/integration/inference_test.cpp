@@ -54,7 +54,9 @@ class InferenceTest : public ProcessTest {
     return dp * tp == 1 ? words : launched(dp * tp, words);
   }
 
-  static void SetUpTestSuite() { trained_ = std::make_unique<TempFolder>(); }
+  static void SetUpTestSuite() {
+    trained_ = std::make_unique<test::TempFolder>();
+  }
   static void TearDownTestSuite() { trained_.reset(); }
 
   /// Trains four steps, or copies what another test trained.
@@ -116,7 +118,8 @@ class InferenceTest : public ProcessTest {
   /// The corpus as tokens, `count` of them.
   std::vector<uint16_t> corpus_tokens(size_t count) const {
     std::vector<uint16_t> tokens;
-    for (const char c : read_text(folder_ / "corpus.txt").substr(0, count)) {
+    for (const char c :
+         test::read_text(folder_ / "corpus.txt").substr(0, count)) {
       tokens.push_back(static_cast<unsigned char>(c));
     }
     return tokens;
@@ -134,7 +137,7 @@ class InferenceTest : public ProcessTest {
     return names;
   }
 
-  static inline std::unique_ptr<TempFolder> trained_;
+  static inline std::unique_ptr<test::TempFolder> trained_;
 };
 
 // ---- eval -------------------------------------------------------------------

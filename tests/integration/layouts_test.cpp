@@ -10,7 +10,7 @@
 #include "tests/integration/training.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 constexpr int64_t kSteps = 8;
@@ -36,9 +36,9 @@ std::string name_of(const Layout& layout) {
 
 // heads and kv_heads 12 so that every tp divides them; ffn_dim and
 // sequence_length do not.
-Recipe recipe_of(const Layout& layout, const std::string& corpus) {
+config::Recipe recipe_of(const Layout& layout, const std::string& corpus) {
   constexpr int64_t kGlobalBatch = 36;
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.name = "layouts";
   recipe.seed = 7;
   recipe.mesh = {layout.dp, layout.tp};
@@ -61,7 +61,7 @@ Recipe recipe_of(const Layout& layout, const std::string& corpus) {
   recipe.lr_schedule.warmup_steps = 3;
   recipe.eval.batches = 1;
   recipe.origins.source = "test";
-  validate(recipe, layout.dp * layout.tp);
+  train::validate(recipe, layout.dp * layout.tp);
   return recipe;
 }
 
@@ -69,11 +69,11 @@ Trace train(
     const Layout& layout,
     const std::string& corpus,
     const std::string& dtype = "float32",
-    const DdpConfig& ddp = {}) {
+    const config::DdpConfig& ddp = {}) {
   auto recipe = recipe_of(layout, corpus);
   recipe.train.dtype = dtype;
   recipe.ddp = ddp;
-  return train(recipe);
+  return integration::train(recipe);
 }
 
 // Mesh sizes dp, tp.
@@ -140,7 +140,7 @@ TEST(LayoutsInBfloat16, LossesAgreeToTheDtypesPrecision) {
 
 struct DdpVariant {
   const char* name;
-  DdpConfig ddp;
+  config::DdpConfig ddp;
   /// The tolerance of the losses against one rank without reductions. 0 means
   /// the default tolerance.
   double tolerance = 0;
@@ -148,7 +148,7 @@ struct DdpVariant {
 
 std::vector<DdpVariant> ddp_variants() {
   const auto with = [](auto set) {
-    DdpConfig ddp;
+    config::DdpConfig ddp;
     // Several buckets of each kind.
     ddp.bucket_cap_mb = 0.02;
     set(ddp);
@@ -230,4 +230,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

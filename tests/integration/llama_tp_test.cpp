@@ -15,7 +15,7 @@
 #include "tests/support/run_ranks.h"
 #include "train/setup/loss.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 using test::RankContext;
@@ -25,8 +25,8 @@ constexpr int64_t kVocabulary = 37;
 
 /// 6 kv heads of 12, so that two and three ranks can share them; sizes that
 /// neither divides.
-LlamaConfig config_of(bool tied) {
-  LlamaConfig config;
+models::LlamaConfig config_of(bool tied) {
+  models::LlamaConfig config;
   config.dim = 48;
   config.layers = 2;
   config.heads = 12;
@@ -38,26 +38,27 @@ LlamaConfig config_of(bool tied) {
   return config;
 }
 
-std::shared_ptr<LlamaForCausalLMImpl> parallel_llama(
+std::shared_ptr<models::LlamaForCausalLMImpl> parallel_llama(
     const mesh::DeviceMesh& tp,
-    const PlanOptions& options,
+    const models::PlanOptions& options,
     bool tied) {
-  std::shared_ptr<LlamaForCausalLMImpl> model;
+  std::shared_ptr<models::LlamaForCausalLMImpl> model;
   {
     const dtensor::DeferredInit scope;
-    model = std::make_shared<LlamaForCausalLMImpl>(config_of(tied));
+    model = std::make_shared<models::LlamaForCausalLMImpl>(config_of(tied));
   }
-  tp::parallelize_module(*model, tp, llama_plan(options, config_of(tied)));
+  tp::parallelize_module(
+      *model, tp, models::llama_plan(options, config_of(tied)));
   dtensor::materialize(*model, /*seed=*/11);
   model->to(at::kDouble);
   return model;
 }
 
 /// Collective: all ranks of the model's mesh.
-std::shared_ptr<LlamaForCausalLMImpl> plain_copy(
-    const LlamaForCausalLMImpl& model,
+std::shared_ptr<models::LlamaForCausalLMImpl> plain_copy(
+    const models::LlamaForCausalLMImpl& model,
     bool tied) {
-  auto plain = std::make_shared<LlamaForCausalLMImpl>(config_of(tied));
+  auto plain = std::make_shared<models::LlamaForCausalLMImpl>(config_of(tied));
   plain->to(at::kDouble);
   const at::NoGradGuard no_grad;
   for (const auto& item : model.named_parameters()) {
@@ -124,11 +125,11 @@ class LlamaTraffic : public ::testing::TestWithParam<int> {
   check(const LlamaTrafficCase& expected, bool tied, int64_t length) {
     run_ranks(GetParam(), [&](RankContext& self) {
       const auto mesh = self.mesh({GetParam()}, {"tp"});
-      PlanOptions options;
+      models::PlanOptions options;
       options.sequence_parallel = expected.sequence_parallel;
       const auto model = parallel_llama(mesh, options, tied);
       take_entries(mesh);
-      const auto loss = token_loss(
+      const auto loss = train::token_loss(
           model->forward(tokens_of(2, length, 0)),
           tokens_of(2, length, 3),
           2 * length);
@@ -196,8 +197,8 @@ struct GradientCase {
 };
 
 void expect_same_gradients(
-    const LlamaForCausalLMImpl& model,
-    const LlamaForCausalLMImpl& alone) {
+    const models::LlamaForCausalLMImpl& model,
+    const models::LlamaForCausalLMImpl& alone) {
   const at::NoGradGuard no_grad;
   const auto expected = alone.named_parameters();
   for (const auto& item : model.named_parameters()) {
@@ -215,7 +216,7 @@ void expect_same_gradients(
 /// One rank of a mesh against the whole batch on one rank.
 void check_gradients(
     const mesh::DeviceMesh& mesh,
-    const PlanOptions& options,
+    const models::PlanOptions& options,
     bool tied,
     bool with_ddp) {
   constexpr int64_t kLength = 7;
@@ -232,15 +233,16 @@ void check_gradients(
   if (with_ddp) {
     ddp::DistributedDataParallelOptions ddp_options;
     ddp_options.reduce_op = mesh::ReduceOp::kSum;
-    ddp::DistributedDataParallel<LlamaForCausalLMImpl> ddp(
+    ddp::DistributedDataParallel<models::LlamaForCausalLMImpl> ddp(
         model, mesh["dp"], ddp_options);
-    loss = token_loss(ddp(own(inputs)), own(targets), tokens);
+    loss = train::token_loss(ddp(own(inputs)), own(targets), tokens);
     loss.backward();
   } else {
-    loss = token_loss(model->forward(own(inputs)), own(targets), tokens);
+    loss = train::token_loss(model->forward(own(inputs)), own(targets), tokens);
     loss.backward();
   }
-  const auto expected = token_loss(alone->forward(inputs), targets, tokens);
+  const auto expected =
+      train::token_loss(alone->forward(inputs), targets, tokens);
   expected.backward();
   if (replicas == 1) {
     EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-12);
@@ -284,4 +286,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

@@ -94,7 +94,7 @@ TEST_F(FailedAllocation, ReportsOutOfMemoryAndLeavesNoPartialSave) {
   Process counted(run(0), folder_);
   ASSERT_EQ(counted.wait(), 0) << counted.error();
   const auto last = losses(metrics());
-  const long all = std::stol(read_text(folder_ / "count"));
+  const long all = std::stol(test::read_text(folder_ / "count"));
   ASSERT_GT(all, 10000);
   fs::remove_all(folder_ / "outputs");
   std::mt19937_64 dice(14);

@@ -15,7 +15,7 @@
 #include "tests/integration/training.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 // Images take longer until their loss has fallen.
@@ -27,14 +27,14 @@ using MeshShape = std::pair<int64_t, int64_t>;
 
 struct ModelCase {
   std::string name;
-  std::function<void(Recipe&)> edit;
+  std::function<void(config::Recipe&)> edit;
   /// The last loss is less than so much of the first.
   double falls_to = 0.9;
 };
 
 // Sizes that no number of ranks divides but for the heads, 6.
-Recipe language_recipe(const std::string& corpus) {
-  Recipe recipe;
+config::Recipe language_recipe(const std::string& corpus) {
+  config::Recipe recipe;
   recipe.name = "models";
   recipe.seed = 7;
   recipe.model.dim = 48;
@@ -55,7 +55,7 @@ Recipe language_recipe(const std::string& corpus) {
 }
 
 // The 16 patches and the class token divide among no number of ranks.
-Recipe image_recipe(const std::string& digits) {
+config::Recipe image_recipe(const std::string& digits) {
   auto recipe = language_recipe(digits);
   recipe.train.steps = kImageSteps;
   recipe.lr_schedule.warmup_steps = 5;
@@ -65,47 +65,47 @@ Recipe image_recipe(const std::string& digits) {
   return recipe;
 }
 
-Recipe on_mesh(Recipe recipe, const MeshShape& shape) {
+config::Recipe on_mesh(config::Recipe recipe, const MeshShape& shape) {
   recipe.mesh = {shape.first, shape.second};
   // Twice accumulated.
   recipe.train.micro_batch_size =
       recipe.train.global_batch_size / (2 * shape.first);
-  validate(recipe, shape.first * shape.second);
+  train::validate(recipe, shape.first * shape.second);
   return recipe;
 }
 
 std::vector<ModelCase> model_cases() {
   return {
-      {"LlamaOneKeyHead", [](Recipe& r) { r.model.kv_heads = 1; }},
+      {"LlamaOneKeyHead", [](config::Recipe& r) { r.model.kv_heads = 1; }},
       {"Llama3",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.model.rope_scaling.rope_type = "llama3";
          r.model.rope_scaling.original_max_position_embeddings = 8;
        }},
       {"Gpt2",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.model.type = "gpt2";
          r.model.dropout = 0.2;
        }},
       {"Moe",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.model.type = "moe";
          r.model.num_experts = 4;
          r.model.router_aux_loss_coef = 0.1;
          r.model.router_z_loss_coef = 0.01;
        }},
       {"Objective",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.train.z_loss = 1e-2;
          r.train.label_smoothing = 0.1;
        }},
       {"Recomputed",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.model.attention_dropout = 0.2;
          r.train.activation_checkpoint = "full";
        }},
       {"Adapted",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.lora.rank = 4;
          r.lora.dropout = 0.2;
          r.lora.target_modules = {"model.layers.*.self_attn.*", "**.down_proj"};
@@ -113,7 +113,7 @@ std::vector<ModelCase> model_cases() {
        },
        0.97},
       {"AdaptedOneKeyHead",
-       [](Recipe& r) {
+       [](config::Recipe& r) {
          r.model.kv_heads = 1;
          r.lora.rank = 4;
          r.lora.target_modules = {"model.layers.*.self_attn.*"};
@@ -125,9 +125,9 @@ std::vector<ModelCase> model_cases() {
 
 std::vector<ModelCase> image_cases() {
   return {
-      {"Vit", [](Recipe& r) { r.model.attention_dropout = 0.1; }},
-      {"VitWhole", [](Recipe& r) { r.tp.sequence_parallel = false; }},
-      {"Mlp", [](Recipe& r) {
+      {"Vit", [](config::Recipe& r) { r.model.attention_dropout = 0.1; }},
+      {"VitWhole", [](config::Recipe& r) { r.tp.sequence_parallel = false; }},
+      {"Mlp", [](config::Recipe& r) {
          r.model.type = "mlp";
          r.model.layers = 3;
          r.optimizer.lr = 2e-2;
@@ -137,15 +137,19 @@ std::vector<ModelCase> image_cases() {
 class Models
     : public ::testing::TestWithParam<std::tuple<ModelCase, MeshShape>> {
  protected:
-  static void check(Recipe recipe, const ModelCase& model, MeshShape shape);
+  static void
+  check(config::Recipe recipe, const ModelCase& model, MeshShape shape);
 };
 
-void Models::check(Recipe recipe, const ModelCase& model, MeshShape shape) {
+void Models::check(
+    config::Recipe recipe,
+    const ModelCase& model,
+    MeshShape shape) {
   model.edit(recipe);
   const auto& expected = train_once(on_mesh(recipe, {1, 1}));
   ASSERT_EQ(expected.losses.size(), static_cast<size_t>(recipe.train.steps));
   EXPECT_LT(expected.losses.back(), model.falls_to * expected.losses.front());
-  expect_same_training(train(on_mesh(recipe, shape)), expected);
+  expect_same_training(integration::train(on_mesh(recipe, shape)), expected);
 }
 
 TEST_P(Models, TrainLikeOneRank) {
@@ -189,14 +193,14 @@ TEST(Recomputing, ChangesNothingButMemory) {
   recipe.model.attention_dropout = 0.2;
   for (const auto& shape : {MeshShape(1, 1), MeshShape(2, 2)}) {
     SCOPED_TRACE(fmt::format("dp={} tp={}", shape.first, shape.second));
-    const auto without = train(on_mesh(recipe, shape));
+    const auto without = integration::train(on_mesh(recipe, shape));
     auto with = recipe;
     with.train.activation_checkpoint = "selective";
     with.train.activation_checkpoint_modules = {"model.layers.*.mlp"};
-    EXPECT_EQ(train(on_mesh(with, shape)).losses, without.losses);
+    EXPECT_EQ(integration::train(on_mesh(with, shape)).losses, without.losses);
     with.train.activation_checkpoint = "full";
     with.train.activation_checkpoint_modules = {};
-    EXPECT_EQ(train(on_mesh(with, shape)).losses, without.losses);
+    EXPECT_EQ(integration::train(on_mesh(with, shape)).losses, without.losses);
   }
 }
 
@@ -204,9 +208,9 @@ TEST(Recomputing, ChangesNothingButMemory) {
 TEST(AsyncTp, ChangesNoBit) {
   auto recipe = language_recipe(corpus_path());
   recipe.tp.async_tp = "off";
-  const auto off = train(on_mesh(recipe, {2, 2}));
+  const auto off = integration::train(on_mesh(recipe, {2, 2}));
   recipe.tp.async_tp = "on";
-  const auto on = train(on_mesh(recipe, {2, 2}));
+  const auto on = integration::train(on_mesh(recipe, {2, 2}));
   EXPECT_EQ(on.losses, off.losses);
   for (const auto& [name, value] : off.final) {
     EXPECT_TRUE(at::equal(on.final.at(name), value)) << name;
@@ -216,7 +220,7 @@ TEST(AsyncTp, ChangesNoBit) {
 // bfloat16 is computed in; what is trained is float32.
 TEST(Bfloat16, FollowsFloat32OnEveryMesh) {
   auto recipe = language_recipe(corpus_path());
-  const auto exact = train(on_mesh(recipe, {1, 1}));
+  const auto exact = integration::train(on_mesh(recipe, {1, 1}));
   recipe.train.dtype = "bfloat16";
   recipe.ddp.reduce_dtype = "float32";
   for (const auto& shape :
@@ -226,7 +230,7 @@ TEST(Bfloat16, FollowsFloat32OnEveryMesh) {
         MeshShape(2, 2),
         MeshShape(1, 3)}) {
     SCOPED_TRACE(fmt::format("dp={} tp={}", shape.first, shape.second));
-    const auto low = train(on_mesh(recipe, shape));
+    const auto low = integration::train(on_mesh(recipe, shape));
     ASSERT_EQ(low.losses.size(), exact.losses.size());
     for (size_t i = 0; i < low.losses.size(); ++i) {
       EXPECT_NEAR(low.losses[i], exact.losses[i], 2e-2 * exact.losses[i])
@@ -240,4 +244,4 @@ TEST(Bfloat16, FollowsFloat32OnEveryMesh) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

@@ -48,7 +48,7 @@ class NonFiniteRunTest : public ProcessTest {
   }
 
   std::string latest(const std::string& output) const {
-    return read_text(folder_ / output / "checkpoints/latest");
+    return test::read_text(folder_ / output / "checkpoints/latest");
   }
 
   void expect_same_end(const std::string& a, const std::string& b) const {

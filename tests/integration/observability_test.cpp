@@ -17,7 +17,7 @@ using ::testing::StartsWith;
 class ObservabilityTest : public ProcessTest {
  protected:
   std::string text(const std::string& name) const {
-    return read_text(folder_ / name);
+    return test::read_text(folder_ / name);
   }
 
   size_t event_files() const {

@@ -92,7 +92,7 @@ class PreemptMomentsTest : public ProcessTest {
   }
 
   void expect_whole(const std::string& output) const {
-    const auto step = read_text(folder_ / output / "checkpoints/latest");
+    const auto step = test::read_text(folder_ / output / "checkpoints/latest");
     ASSERT_NE(step, "");
     Process verify(
         {WEFT_WEFT,
@@ -152,8 +152,8 @@ TEST_F(PreemptMomentsTest, ARankThatWaitsForOthersDoesNotWaitForTheTimeout) {
 // Whether a process of this network has a connection to `port`.
 bool is_connected_to(int port) {
   const auto remote = fmt::format(":{:04X} 01 ", port);
-  return read_text("/proc/net/tcp").find(remote) != std::string::npos ||
-         read_text("/proc/net/tcp6").find(remote) != std::string::npos;
+  return test::read_text("/proc/net/tcp").find(remote) != std::string::npos ||
+         test::read_text("/proc/net/tcp6").find(remote) != std::string::npos;
 }
 
 // A launcher signals rank 0 first, which ends at once.

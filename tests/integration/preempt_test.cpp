@@ -48,7 +48,7 @@ class PreemptTest : public ProcessTest {
     const auto step = static_cast<int64_t>(metrics(output).size());
     EXPECT_LT(step, kStepsOfRun);
     EXPECT_EQ(
-        read_text(folder_ / output / "checkpoints/latest"),
+        test::read_text(folder_ / output / "checkpoints/latest"),
         "step-" + std::to_string(step) + "\n");
     EXPECT_THAT(
         run.last_error_line(),

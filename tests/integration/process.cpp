@@ -129,7 +129,7 @@ bool is_started_by_fork(
 }
 
 pid_t parent_of(const fs::path& process) {
-  const auto stat = read_text(process / "stat");
+  const auto stat = test::read_text(process / "stat");
   // "pid (name) state parent ...", where the name may hold anything.
   std::istringstream rest(stat.substr(std::min(stat.rfind(')'), stat.size())));
   std::string word;
@@ -139,7 +139,7 @@ pid_t parent_of(const fs::path& process) {
 }
 
 std::optional<int> rank_of(const fs::path& process) {
-  std::istringstream environment(read_text(process / "environ"));
+  std::istringstream environment(test::read_text(process / "environ"));
   for (std::string entry; std::getline(environment, entry, '\0');) {
     if (entry.starts_with("RANK=")) {
       return std::stoi(entry.substr(5));

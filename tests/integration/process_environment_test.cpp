@@ -31,7 +31,7 @@ class ClosedStreams : public ProcessTest {
   void expect_whole_run(const std::string& output) const {
     int steps = 0;
     for (const auto& line :
-         lines_of(read_text(folder_ / output / "metrics.jsonl"))) {
+         lines_of(test::read_text(folder_ / output / "metrics.jsonl"))) {
       const auto record = nlohmann::json::parse(line, nullptr, false);
       ASSERT_TRUE(record.is_object()) << output << ": " << line;
       steps += record.contains("loss") ? 1 : 0;
@@ -143,14 +143,14 @@ TEST_F(Limits, AnAnswerThatCannotBeWrittenIsAnError) {
 // A run that resumes replaces it whole, or not at all.
 TEST_F(Limits, ARecipeThatCannotBeReplacedStays) {
   EXPECT_EQ(run("true", train({"output_dir=out", "train.steps=4"})).code, 0);
-  const auto before = read_text(folder_ / "out/recipe.yaml");
+  const auto before = test::read_text(folder_ / "out/recipe.yaml");
   const auto [code, output, error] =
       run("ulimit -f 1", train({"output_dir=out", "train.steps=5"}));
   EXPECT_EQ(code, 4) << "the last checkpoint does not fit: " << error;
   EXPECT_THAT(
       output + error,
       HasSubstr("cannot write \"out/recipe.yaml\": File too large (ulimit -f"));
-  EXPECT_EQ(read_text(folder_ / "out/recipe.yaml"), before);
+  EXPECT_EQ(test::read_text(folder_ / "out/recipe.yaml"), before);
 }
 
 TEST_F(Limits, NumbersDoNotDependOnTheLocaleOfTheProgram) {
@@ -167,7 +167,7 @@ eval: {batches: 0}
   };
   const auto [code, output, error] = start("optimizer.lr=2.5e-3");
   EXPECT_EQ(code, 0) << output << error;
-  const auto recipe = read_text(folder_ / "out" / "recipe.yaml");
+  const auto recipe = test::read_text(folder_ / "out" / "recipe.yaml");
   EXPECT_THAT(recipe, HasSubstr("width: 1200"));
   EXPECT_THAT(recipe, HasSubstr("0.0025"));
   const auto refused = start("train.micro_batch_size=4001");
@@ -287,7 +287,7 @@ class ProcessEnvironment : public Limits {
     const auto metrics = folder_ / output / "metrics.jsonl";
     if (fs::exists(metrics)) {
       int steps = 0;
-      for (const auto& line : lines_of(read_text(metrics))) {
+      for (const auto& line : lines_of(test::read_text(metrics))) {
         const auto record = nlohmann::json::parse(line, nullptr, false);
         ASSERT_TRUE(record.is_object()) << line;
         steps += record.contains("loss") ? 1 : 0;

@@ -106,7 +106,7 @@ class ProcessTest : public ::testing::Test {
   }
 
   std::string metrics_text(const std::string& run = "outputs/tiny") const {
-    return read_text(folder_ / run / "metrics.jsonl");
+    return test::read_text(folder_ / run / "metrics.jsonl");
   }
 
   /// Blocks until the run has done some steps.
@@ -123,7 +123,7 @@ class ProcessTest : public ::testing::Test {
     EXPECT_EQ(run.error(), "");
   }
 
-  TempFolder temp_;
+  test::TempFolder temp_;
   const fs::path folder_ = temp_.path();
 
  private:

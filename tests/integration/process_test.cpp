@@ -108,14 +108,14 @@ TEST_F(ProcessTest, TheResolvedRecipeGivesTheSameRunBitForBit) {
   expect_success(launched(4, train({"mesh.tp=2", "seed=3"})));
   const auto first = losses(metrics());
   ASSERT_EQ(first.size(), 8);
-  const auto recipe = read_text(folder_ / "outputs/tiny/recipe.yaml");
+  const auto recipe = test::read_text(folder_ / "outputs/tiny/recipe.yaml");
   EXPECT_THAT(recipe, HasSubstr("dp: 2\n"));
   EXPECT_THAT(recipe, HasSubstr("seed: 3\n"));
   write("again.yaml", recipe);
   expect_success(launched(4, train({"output_dir=again"}, "again.yaml")));
   EXPECT_EQ(losses(metrics("again")), first);
   EXPECT_EQ(
-      read_text(folder_ / "again/recipe.yaml"),
+      test::read_text(folder_ / "again/recipe.yaml"),
       replaced(recipe, "outputs/tiny", "again"));
 }
 

@@ -16,7 +16,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 constexpr int kAllSteps = 20;
@@ -48,10 +48,10 @@ class ResumedMeshes : public ::testing::Test {
         "train.micro_batch_size=" + std::to_string(24 / replicas / 2),
         "data.paths=[" + corpus_path() + "]",
         "output_dir=" + (folder_ / output).string()};
-    auto recipe = parse_recipe(kResumed, "test.yaml", overrides);
-    validate(recipe, replicas * mesh.tp);
+    auto recipe = train::parse_recipe(kResumed, "test.yaml", overrides);
+    train::validate(recipe, replicas * mesh.tp);
     test::run_ranks(replicas * mesh.tp, [&](test::RankContext& self) {
-      run_training(recipe, self.world, /*fresh=*/false);
+      train::run_training(recipe, self.world, /*fresh=*/false);
     });
   }
 
@@ -103,4 +103,4 @@ TEST_F(ResumedMeshes, TrainAsTheMeshBeforeWould) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

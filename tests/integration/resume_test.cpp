@@ -38,7 +38,9 @@ std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
 
 class ResumeTest : public ProcessTest {
  protected:
-  static void SetUpTestSuite() { finished_ = std::make_unique<TempFolder>(); }
+  static void SetUpTestSuite() {
+    finished_ = std::make_unique<test::TempFolder>();
+  }
   static void TearDownTestSuite() { finished_.reset(); }
 
   /// Trains on two ranks of tensor parallelism to the last step, or copies the
@@ -111,7 +113,7 @@ class ResumeTest : public ProcessTest {
     return names;
   }
 
-  static inline std::unique_ptr<TempFolder> finished_;
+  static inline std::unique_ptr<test::TempFolder> finished_;
 };
 
 class KilledOnMesh : public ResumeTest,
@@ -261,7 +263,7 @@ TEST_F(ResumeTest, AFinishedRunSaysSo) {
       AllOf(HasSubstr("starts from step 0"), HasSubstr("checkpoints.old")));
   EXPECT_TRUE(fs::exists(folder_ / "run/checkpoints.old/step-20"));
   EXPECT_EQ(metrics("run").size(), kAllSteps);
-  EXPECT_EQ(read_text(folder_ / "run/metrics.jsonl.old"), before);
+  EXPECT_EQ(test::read_text(folder_ / "run/metrics.jsonl.old"), before);
 
   Process longer(run_words({1, 2}, "run", {"train.steps=22"}), folder_);
   EXPECT_EQ(longer.wait(), 0) << longer.error();
@@ -273,7 +275,7 @@ TEST_F(ResumeTest, KeepsTheNewestFew) {
   EXPECT_THAT(
       step_folders(folder_ / "run/checkpoints"),
       ::testing::UnorderedElementsAre("step-18", "step-20"));
-  EXPECT_EQ(read_text(folder_ / "run/checkpoints/latest"), "step-20\n");
+  EXPECT_EQ(test::read_text(folder_ / "run/checkpoints/latest"), "step-20\n");
 }
 
 TEST_F(ResumeTest, ADamagedCheckpointIsSkippedForTheOneBefore) {
@@ -336,7 +338,7 @@ TEST_F(ResumeTest, AnotherModelOrOtherDataIsRefused) {
           HasSubstr("data.sequence_length is 32 in the run and 16 here"),
           HasSubstr("--fresh")));
   EXPECT_THAT(refused({"seed=7"}), HasSubstr("seed is 42 in the run"));
-  write("corpus.txt", read_text(folder_ / "corpus.txt") + "more\n");
+  write("corpus.txt", test::read_text(folder_ / "corpus.txt") + "more\n");
   EXPECT_THAT(refused({}), HasSubstr("data.paths"));
 }
 
@@ -360,7 +362,7 @@ TEST_F(ResumeTest, AFailedSaveIsTriedAgainTheNextTime) {
   ASSERT_EQ(run.wait(), 0) << run.error();
   EXPECT_THAT(run.output(), HasSubstr("step 4 was not saved: rank 0"));
   EXPECT_TRUE(fs::is_directory(folder_ / "run/checkpoints/step-6"));
-  EXPECT_EQ(read_text(folder_ / "run/checkpoints/step-4"), "mine");
+  EXPECT_EQ(test::read_text(folder_ / "run/checkpoints/step-4"), "mine");
   expect_whole_metrics("run");
 }
 

@@ -137,7 +137,7 @@ TEST_F(SavingTest, SignedCheckpointsNeedTheirKey) {
       output_of(run_words(1, 2, "run", with_key)),
       HasSubstr("checkpoint.hmac_key_file: other users can read this key"));
   const auto manifest =
-      read_text(folder_ / "run/checkpoints/step-6/manifest.json");
+      test::read_text(folder_ / "run/checkpoints/step-6/manifest.json");
   EXPECT_THAT(manifest, AllOf(HasSubstr("sha256"), HasSubstr("hmac_sha256")));
   EXPECT_THAT(manifest, Not(HasSubstr("0123456789abcdef0123")));
   EXPECT_THAT(

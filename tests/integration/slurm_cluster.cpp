@@ -85,7 +85,8 @@ std::vector<pid_t> processes_of(
       continue;
     }
     std::error_code gone;
-    if (read_text(entry.path() / "environ").find(text) != std::string::npos ||
+    if (test::read_text(entry.path() / "environ").find(text) !=
+            std::string::npos ||
         fs::read_symlink(entry.path() / "cwd", gone) == folder) {
       result.push_back(std::stoi(name));
     }
@@ -94,7 +95,8 @@ std::vector<pid_t> processes_of(
 }
 
 std::string command_line(pid_t pid) {
-  auto text = read_text(fs::path("/proc") / std::to_string(pid) / "cmdline");
+  auto text =
+      test::read_text(fs::path("/proc") / std::to_string(pid) / "cmdline");
   std::ranges::replace(text, '\0', ' ');
   return text;
 }
@@ -205,7 +207,7 @@ std::string SlurmCluster::logs() const {
   std::string result;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     if (entry.path().extension() == ".log") {
-      const auto lines = lines_of(read_text(entry.path()));
+      const auto lines = lines_of(test::read_text(entry.path()));
       result += entry.path().filename().string() + ": " +
                 (lines.empty() ? "" : lines.back()) + "\n";
     }

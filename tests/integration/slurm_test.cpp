@@ -113,7 +113,8 @@ class SlurmTest : public ProcessTest {
     const auto job = lines_of(sbatch.output()).at(0);
     ASSERT_NO_FATAL_FAILURE(
         wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
-    EXPECT_THAT(read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=4"));
+    EXPECT_THAT(
+        test::read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=4"));
     EXPECT_EQ(metrics().size(), 6);
   }
 
@@ -130,7 +131,7 @@ class SlurmTest : public ProcessTest {
     while (!condition()) {
       ASSERT_LT(std::chrono::steady_clock::now(), end)
           << state_of(job) << "\n"
-          << read_text(folder_ / "job.txt");
+          << test::read_text(folder_ / "job.txt");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }
@@ -171,7 +172,7 @@ TEST_F(SlurmTest, ABatchScriptTrainsTheSame) {
   const auto job = sbatch({"--nodes=1"}, short_run("run"));
   ASSERT_NO_FATAL_FAILURE(
       wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
-  EXPECT_THAT(read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=2"));
+  EXPECT_THAT(test::read_text(folder_ / "job.txt"), HasSubstr("on dp=2 tp=2"));
   EXPECT_EQ(losses(metrics("run")), same);
 }
 
@@ -204,7 +205,7 @@ TEST_F(SlurmTest, ARequeuedJobGoesOnWhereItWasBitForBit) {
   }));
   ASSERT_NO_FATAL_FAILURE(
       wait_until(job, [&] { return state_of(job) == "COMPLETED"; }));
-  const auto said = read_text(folder_ / "job.txt");
+  const auto said = test::read_text(folder_ / "job.txt");
   EXPECT_THAT(said, HasSubstr("is saved in run/checkpoints"));
   EXPECT_THAT(
       said,

@@ -44,7 +44,7 @@ TEST_F(StackSignalCommand, ShowsWhereEachRankIsAndChangesNothing) {
       run.error(),
       AllOf(
           HasSubstr(" threads, last collective "),
-          HasSubstr("weft::recipes::"),
+          HasSubstr("weft::train::"),
           HasSubstr(" in weft\n")));
 }
 

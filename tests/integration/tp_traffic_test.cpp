@@ -24,7 +24,7 @@
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 using nlohmann::json;
@@ -55,8 +55,9 @@ bool has_images(const TrafficCase& each) {
   return each.length == 0;
 }
 
-Recipe traffic_recipe(const TrafficCase& each, int64_t layers, int64_t ranks) {
-  Recipe recipe;
+config::Recipe
+traffic_recipe(const TrafficCase& each, int64_t layers, int64_t ranks) {
+  config::Recipe recipe;
   recipe.name = "traffic";
   recipe.model.type = each.model;
   recipe.model.dim = kTrafficDim;
@@ -80,7 +81,7 @@ Recipe traffic_recipe(const TrafficCase& each, int64_t layers, int64_t ranks) {
   recipe.tp.loss_parallel = each.loss_parallel;
   recipe.mesh = {1, ranks};
   recipe.origins.source = "test";
-  validate(recipe, ranks);
+  train::validate(recipe, ranks);
   return recipe;
 }
 
@@ -110,10 +111,10 @@ StepEntries run_step(const TrafficCase& each, int64_t layers, int64_t ranks) {
   run_ranks(static_cast<int>(ranks), [&](RankContext& self) {
     const auto recipe = traffic_recipe(each, layers, ranks);
     const auto mesh = self.mesh({1, ranks}, {"dp", "tp"});
-    auto job = make_train_job(recipe, mesh);
+    auto job = train::make_train_job(recipe, mesh);
     take_entries(mesh);
     StepEntries entries;
-    const auto loss = training_loss(
+    const auto loss = train::training_loss(
         recipe, *job.model, (*job.ddp)(inputs_of(each)), targets_of(each));
     entries.forward = take_entries(mesh);
     loss.backward();
@@ -491,4 +492,4 @@ TEST(TpTrafficOrder, MatchesTheStoredOrderForEveryCompiler) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration

@@ -11,7 +11,7 @@
 #include "mesh/communicator/flight_recorder.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 
 /// Returns the collectives of this rank over "tp" since the last call.
 inline std::vector<mesh::FlightRecorderEntry> take_entries(
@@ -104,4 +104,4 @@ inline KindTraffic one(const std::string& kind, int64_t values, int64_t ranks) {
   return {{kind, {1, on_the_wire(kind, bytes, ranks)}}};
 }
 
-} // namespace weft::recipes
+} // namespace weft::integration

@@ -12,11 +12,11 @@
 #include "dtensor/tensor/dtensor.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 // Collective over the mesh: every rank gathers, all get the same.
-std::map<std::string, at::Tensor> whole_parameters(TrainJob& job) {
+std::map<std::string, at::Tensor> whole_parameters(train::TrainJob& job) {
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : job.model->named_parameters()) {
@@ -53,12 +53,12 @@ std::string digits_path() {
   return path.string();
 }
 
-Trace train(const Recipe& recipe) {
+Trace train(const config::Recipe& recipe) {
   Trace trace;
   std::mutex mutex;
   test::run_ranks(
       static_cast<int>(recipe.mesh.world_size()), [&](test::RankContext& self) {
-        Trainer trainer(recipe, self.world);
+        train::Trainer trainer(recipe, self.world);
         Trace own;
         own.initial = whole_parameters(trainer.job());
         for (int64_t step = 0; step < recipe.train.steps; ++step) {
@@ -74,9 +74,9 @@ Trace train(const Recipe& recipe) {
   return trace;
 }
 
-const Trace& train_once(const Recipe& recipe) {
+const Trace& train_once(const config::Recipe& recipe) {
   static std::map<std::string, Trace> traces;
-  const auto [place, is_new] = traces.try_emplace(to_yaml(recipe));
+  const auto [place, is_new] = traces.try_emplace(config::to_yaml(recipe));
   if (is_new) {
     place->second = train(recipe);
   }
@@ -121,4 +121,4 @@ void expect_training_happened(const Trace& trace, int64_t steps) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::integration

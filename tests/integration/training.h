@@ -8,7 +8,7 @@
 
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 
 /// The complete result of a training run.
 struct Trace {
@@ -26,11 +26,11 @@ std::string digits_path();
 
 /// Trains a validated recipe on as many ranks as its mesh has, threads of this
 /// process.
-Trace train(const Recipe& recipe);
+Trace train(const config::Recipe& recipe);
 
 /// Like train(), once per recipe and process: returns the earlier trace of a
 /// recipe that was trained before. For references of many meshes.
-const Trace& train_once(const Recipe& recipe);
+const Trace& train_once(const config::Recipe& recipe);
 
 double relative_distance(const at::Tensor& a, const at::Tensor& b);
 
@@ -44,4 +44,4 @@ void expect_same_training(
 /// The comparison means something only if training moves everything.
 void expect_training_happened(const Trace& trace, int64_t steps);
 
-} // namespace weft::recipes
+} // namespace weft::integration

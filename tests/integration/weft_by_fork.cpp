@@ -7,9 +7,8 @@ namespace weft::test {
 namespace {
 
 [[maybe_unused]] const bool kIsSet = [] {
-  start_by_fork(WEFT_WEFT, [](int argc, char** argv) {
-    return recipes::cli::main(argc, argv);
-  });
+  start_by_fork(
+      WEFT_WEFT, [](int argc, char** argv) { return cli::main(argc, argv); });
   return true;
 }();
 

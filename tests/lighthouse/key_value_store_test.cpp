@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 using Op = StoreRequest::Op;
@@ -98,4 +98,4 @@ TEST_F(KeyValueStoreTest, ErasesAnEpoch) {
 }
 
 } // namespace
-} // namespace weft::elastic
+} // namespace weft::lighthouse

@@ -9,7 +9,7 @@
 
 #include "lighthouse/member.h"
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 using std::chrono::milliseconds;
@@ -489,4 +489,4 @@ TEST(Lighthouse, AGroupFollowsTheNewestLighthouseOnly) {
 }
 
 } // namespace
-} // namespace weft::elastic
+} // namespace weft::lighthouse

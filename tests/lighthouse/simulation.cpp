@@ -14,7 +14,7 @@
 #include "lighthouse/lighthouse.h"
 #include "lighthouse/member.h"
 
-namespace weft::elastic::test {
+namespace weft::lighthouse::test {
 namespace {
 
 using std::chrono::microseconds;
@@ -752,4 +752,4 @@ Outcome simulate(uint64_t seed) {
   return Simulation(seed).run();
 }
 
-} // namespace weft::elastic::test
+} // namespace weft::lighthouse::test

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace weft::elastic::test {
+namespace weft::lighthouse::test {
 
 /// What happened in a schedule, so that one can see that it tests something.
 struct Outcome {
@@ -30,4 +30,4 @@ struct Outcome {
 /// The states of groups are followed apart from the protocol's own ids.
 Outcome simulate(uint64_t seed);
 
-} // namespace weft::elastic::test
+} // namespace weft::lighthouse::test

@@ -9,7 +9,7 @@
 #include "tests/lighthouse/simulation.h"
 
 int main(int argc, char** argv) {
-  using weft::elastic::test::Outcome;
+  using weft::lighthouse::test::Outcome;
   if (argc != 3) {
     std::fprintf(stderr, "usage: %s FIRST LAST\n", argv[0]);
     return 2;
@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   const auto last = std::strtoull(argv[2], nullptr, 10);
   Outcome all;
   for (auto seed = first; seed < last; ++seed) {
-    const auto outcome = weft::elastic::test::simulate(seed);
+    const auto outcome = weft::lighthouse::test::simulate(seed);
     if (!outcome.violation.empty()) {
       std::printf("%s\n", outcome.violation.c_str());
       return 1;

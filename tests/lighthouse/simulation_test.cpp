@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft::elastic::test {
+namespace weft::lighthouse::test {
 namespace {
 
 TEST(Simulation, FiveThousandSchedulesKeepToOneLineage) {
@@ -28,4 +28,4 @@ TEST(Simulation, IsTheSameForTheSameSeed) {
 }
 
 } // namespace
-} // namespace weft::elastic::test
+} // namespace weft::lighthouse::test

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace weft::elastic {
+namespace weft::lighthouse {
 namespace {
 
 template <class T>
@@ -112,4 +112,4 @@ TEST(Wire, OtherBytesAreRefused) {
 }
 
 } // namespace
-} // namespace weft::elastic
+} // namespace weft::lighthouse

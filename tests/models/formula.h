@@ -8,7 +8,7 @@
 
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::models {
 
 /// Values in (-1, 1) by a formula that tests/models/oracle has too.
 inline at::Tensor
@@ -25,4 +25,4 @@ inline std::map<std::string, at::Tensor> sorted_parameters(const Model& model) {
   return sorted;
 }
 
-} // namespace weft::recipes
+} // namespace weft::models

@@ -15,7 +15,7 @@
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 constexpr int64_t kCachedVocabulary = 37;
@@ -253,4 +253,4 @@ TEST(KvCache, RowsOfOnePromptAreThoseOfABatch) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::models

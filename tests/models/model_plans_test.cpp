@@ -16,7 +16,7 @@
 #include "tests/models/formula.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 struct PlannedCase {
@@ -159,4 +159,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::models

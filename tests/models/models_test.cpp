@@ -18,7 +18,7 @@
 #include "models/vit.h"
 #include "tests/models/formula.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 // The formulas of oracle/models.py.
@@ -216,4 +216,4 @@ TEST(Models, DropoutIsOnlyForTraining) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::models

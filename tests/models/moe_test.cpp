@@ -25,7 +25,7 @@
 #include "tests/support/run_ranks.h"
 #include "train/setup/adamw.h"
 
-namespace weft::recipes {
+namespace weft::models {
 namespace {
 
 using test::RankContext;
@@ -173,7 +173,7 @@ class MoeTraining {
     ddp_ = std::make_unique<ddp::DistributedDataParallel<MoeForCausalLMImpl>>(
         model_, mesh["dp"], options);
     dtensor::materialize(*model_, /*seed=*/5);
-    optimizer_ = std::make_unique<FusedAdamW>(
+    optimizer_ = std::make_unique<train::FusedAdamW>(
         model_->parameters(), torch::optim::AdamWOptions(3e-3));
   }
 
@@ -247,7 +247,7 @@ class MoeTraining {
   mesh::DeviceMesh mesh_;
   std::shared_ptr<MoeForCausalLMImpl> model_;
   std::unique_ptr<ddp::DistributedDataParallel<MoeForCausalLMImpl>> ddp_;
-  std::unique_ptr<FusedAdamW> optimizer_;
+  std::unique_ptr<train::FusedAdamW> optimizer_;
 };
 
 TrainedMoe train_moe(int64_t dp, int64_t tp, bool sequence_parallel) {
@@ -319,4 +319,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::models

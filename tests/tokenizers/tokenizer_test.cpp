@@ -18,7 +18,7 @@
 #include "tokenizers/utf8.h"
 
 // A namespace of its own: sources of a test are compiled together.
-namespace weft::recipes::tokenizer_test {
+namespace weft::tokenizers::tokenizer_test {
 namespace {
 
 using nlohmann::json;
@@ -28,11 +28,11 @@ using Ids = std::vector<int64_t>;
 const std::string kOracle = WEFT_SOURCE_DIR "/tests/tokenizers/oracle/";
 
 std::vector<json> read_cases() {
-  return json::parse(read_text(kOracle + "tokens.json"))["cases"];
+  return json::parse(fixtures::read_text(kOracle + "tokens.json"))["cases"];
 }
 
 json tokenizer_file(const std::string& name) {
-  return json::parse(read_text(kOracle + "tokens/" + name));
+  return json::parse(fixtures::read_text(kOracle + "tokens/" + name));
 }
 
 std::unique_ptr<Tokenizer> from_json(const json& file) {
@@ -50,7 +50,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const json& each) {
 }
 
 std::string refusal_of(const json& file) {
-  return message_of<TokenizerError>([&] { from_json(file); });
+  return fixtures::message_of<TokenizerError>([&] { from_json(file); });
 }
 
 TEST(Tokenizer, IdsAndTextAreTheLibraries) {
@@ -123,7 +123,7 @@ TEST(Tokenizer, BytesAreTokens) {
   EXPECT_EQ(tokenizer->decode(Ids{97, 0, 255}), std::string("a\0\xff", 3));
   EXPECT_FALSE(tokenizer->bos());
   EXPECT_EQ(
-      message_of<TokenizerError>([&] {
+      fixtures::message_of<TokenizerError>([&] {
         tokenizer->decode(Ids{1, 256});
       }),
       "token 256 is out of range for a vocabulary of 256 tokens");
@@ -171,8 +171,9 @@ TEST(Tokenizer, BytesBetweenPiecesKeepTheirSpaces) {
 }
 
 TEST(Tokenizer, SpecialTokensOfAFolder) {
-  const TempFolder folder;
-  folder.write("tokenizer.json", read_text(kOracle + "tokens/llama3.json"));
+  const fixtures::TempFolder folder;
+  folder.write(
+      "tokenizer.json", fixtures::read_text(kOracle + "tokens/llama3.json"));
   EXPECT_EQ(open_tokenizer(folder.path())->bos(), 0); // by its template
   EXPECT_FALSE(open_tokenizer(folder.path())->eos());
   folder.write(
@@ -183,7 +184,8 @@ TEST(Tokenizer, SpecialTokensOfAFolder) {
   EXPECT_EQ(open_tokenizer(folder.path())->eos(), 1);
   folder.write("tokenizer_config.json", R"({"eos_token": "<nowhere>"})");
   EXPECT_THAT(
-      message_of<TokenizerError>([&] { open_tokenizer(folder.path()); }),
+      fixtures::message_of<TokenizerError>(
+          [&] { open_tokenizer(folder.path()); }),
       HasSubstr("\"<nowhere>\""));
   const auto pieces = open_tokenizer(kOracle + "tokens/bytes.model");
   EXPECT_EQ(pieces->bos(), 1);
@@ -191,9 +193,9 @@ TEST(Tokenizer, SpecialTokensOfAFolder) {
 }
 
 TEST(Tokenizer, RefusesNamesOfNothing) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto message = [](const std::string& name) {
-    return message_of<TokenizerError>([&] { open_tokenizer(name); });
+    return fixtures::message_of<TokenizerError>([&] { open_tokenizer(name); });
   };
   EXPECT_THAT(message("bytes"), HasSubstr("there is no such file"));
   EXPECT_THAT(message(""), HasSubstr("there is no such file"));
@@ -276,11 +278,12 @@ TEST(TokenizerJson, RefusesByName) {
 }
 
 TEST(TokenizerJson, RefusesEveryBeginning) {
-  const std::string text = read_text(kOracle + "tokens/gpt2.json");
+  const std::string text = fixtures::read_text(kOracle + "tokens/gpt2.json");
   for (size_t length = 0; length < text.size(); length += 61) {
     const std::string_view part = std::string_view(text).substr(0, length);
     EXPECT_THAT(
-        message_of<TokenizerError>([&] { parse_tokenizer_json(part, "t"); }),
+        fixtures::message_of<TokenizerError>(
+            [&] { parse_tokenizer_json(part, "t"); }),
         HasSubstr("t: not JSON"))
         << length;
   }
@@ -319,7 +322,8 @@ int open_damaged(const std::string& content, const Open& open) {
 TEST(TokenizerJson, SurvivesDamage) {
   for (const char* name : {"gpt2.json", "llama2.json", "metaspace.json"}) {
     const int refused = open_damaged(
-        read_text(kOracle + "tokens/" + name), [](const std::string& text) {
+        fixtures::read_text(kOracle + "tokens/" + name),
+        [](const std::string& text) {
           return parse_tokenizer_json(text, "t.json");
         });
     EXPECT_GT(refused, 50) << name;
@@ -327,8 +331,9 @@ TEST(TokenizerJson, SurvivesDamage) {
 }
 
 TEST(SentencePiece, SurvivesDamage) {
-  const TempFolder folder;
-  const std::string content = read_text(kOracle + "tokens/bytes.model");
+  const fixtures::TempFolder folder;
+  const std::string content =
+      fixtures::read_text(kOracle + "tokens/bytes.model");
   for (size_t length = 0; length < content.size(); length += 977) {
     try {
       open_tokenizer(folder.write("t.model", content.substr(0, length)))
@@ -337,7 +342,7 @@ TEST(SentencePiece, SurvivesDamage) {
     }
   }
   EXPECT_THAT(
-      message_of<TokenizerError>(
+      fixtures::message_of<TokenizerError>(
           [&] { open_tokenizer(folder.write("t.model", "no model")); }),
       HasSubstr("t.model: not a model"));
 }
@@ -374,7 +379,9 @@ TEST(Pattern, SaysInPcre2WhatOnigurumaReads) {
         "\\xff",
         "(?#note)"}) {
     EXPECT_NE(
-        message_of<TokenizerError>([&] { translate_pattern(refused); }), "")
+        fixtures::message_of<TokenizerError>(
+            [&] { translate_pattern(refused); }),
+        "")
         << refused;
   }
 }
@@ -394,7 +401,7 @@ TEST(Utf8, ReadsWhatItWrites) {
 // of normalizers and pre-tokenizers.
 TEST(Tokenizer, RandomTokenizersCutAsTheLibrary) {
   for (const char* name : {"added_tokens.jsonl", "chains.jsonl"}) {
-    std::istringstream lines(read_text(kOracle + name));
+    std::istringstream lines(fixtures::read_text(kOracle + name));
     std::string line;
     std::getline(lines, line);
     const json bases = json::parse(line)["bases"];
@@ -432,4 +439,4 @@ TEST(Tokenizer, ATokenThatAnotherOneTookIsNone) {
 }
 
 } // namespace
-} // namespace weft::recipes::tokenizer_test
+} // namespace weft::tokenizers::tokenizer_test

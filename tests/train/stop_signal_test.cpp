@@ -13,7 +13,7 @@
 
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::ExitedWithCode;
@@ -76,7 +76,7 @@ TEST(StopSignal, OnceAllIsSavedItEndsTheProcess) {
 }
 
 TEST(StopSignal, LeavesTheLaunchersErrorFile) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   EXPECT_EXIT(
       {
         handle_stop_signals(2, folder / "error.json");
@@ -84,7 +84,8 @@ TEST(StopSignal, LeavesTheLaunchersErrorFile) {
       },
       ExitedWithCode(143),
       "");
-  const auto file = nlohmann::json::parse(read_text(folder / "error.json"));
+  const auto file =
+      nlohmann::json::parse(fixtures::read_text(folder / "error.json"));
   EXPECT_EQ(file["message"]["errorCode"], 143);
   EXPECT_EQ(file["message"]["extraInfo"]["rank"], "2");
   EXPECT_THAT(
@@ -141,4 +142,4 @@ TEST(StopSignal, OfRanksThatAreAllToldOnlyTheFirstSpeaks) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

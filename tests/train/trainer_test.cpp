@@ -16,7 +16,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 class TrainerTest : public ::testing::Test {
@@ -29,7 +29,8 @@ class TrainerTest : public ::testing::Test {
     folder_.write("text.txt", text);
   }
 
-  Recipe recipe(int64_t dp, int64_t tp, const std::string& more = "") const {
+  config::Recipe recipe(int64_t dp, int64_t tp, const std::string& more = "")
+      const {
     auto recipe = parse_recipe(
         fmt::format(
             "mesh: {{dp: {}, tp: {}}}\n"
@@ -49,7 +50,7 @@ class TrainerTest : public ::testing::Test {
     return recipe;
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 using Whole = std::map<std::string, at::Tensor>;
@@ -181,4 +182,4 @@ TEST_F(TrainerTest, EvaluatesTheAverageAndGoesOnWithTheWeights) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 #include "base/json_text.h"
 #include "mesh/communicator/format.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 std::string describe_memory_corruption(const Divergence& found) {
@@ -58,28 +58,28 @@ std::string describe(const Divergence& found) {
   return text + ".";
 }
 
-std::filesystem::path tie_record_path(const Recipe& recipe) {
+std::filesystem::path tie_record_path(const config::Recipe& recipe) {
   return std::filesystem::path(recipe.output_dir) / "integrity_check.json";
 }
 
-std::string to_json(const TieRecord& record, const Recipe& recipe) {
+std::string to_json(const TieRecord& record, const config::Recipe& recipe) {
   return base::strict_json_text(
              nlohmann::ordered_json{
                  {"what", record.what},
                  {"step", record.step},
                  {"undecided", record.tied_ranks},
                  {"values", record.values},
-                 {"recipe", to_yaml(recipe)}},
+                 {"recipe", config::to_yaml(recipe)}},
              1) +
          "\n";
 }
 
 std::optional<TieRecord> parse_tie_record(
     const std::string& json,
-    const Recipe& recipe) {
+    const config::Recipe& recipe) {
   const auto all = base::try_parse_json(json);
   try {
-    if (all.is_discarded() || all.at("recipe") != to_yaml(recipe)) {
+    if (all.is_discarded() || all.at("recipe") != config::to_yaml(recipe)) {
       return std::nullopt;
     }
     return TieRecord{
@@ -126,4 +126,4 @@ std::string describe_replay(
       mesh::ranks_text(wrong));
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

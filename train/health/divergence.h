@@ -8,7 +8,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A difference found by the integrity check between values that must be
 /// identical on several ranks. Ranks are world ranks.
@@ -54,15 +54,15 @@ struct TieRecord {
 };
 
 /// Returns RUN/integrity_check.json.
-std::filesystem::path tie_record_path(const Recipe& recipe);
+std::filesystem::path tie_record_path(const config::Recipe& recipe);
 /// Returns the content of the record's file. Only runs of the same recipe read
 /// it.
-std::string to_json(const TieRecord& record, const Recipe& recipe);
+std::string to_json(const TieRecord& record, const config::Recipe& recipe);
 /// Returns the record in `json`. Empty if `json` is malformed or belongs to
 /// another recipe.
 std::optional<TieRecord> parse_tie_record(
     const std::string& json,
-    const Recipe& recipe);
+    const config::Recipe& recipe);
 
 /// Describes the comparison of the record with the repeated step. `now` has the
 /// new hashes by rank.
@@ -70,4 +70,4 @@ std::string describe_replay(
     const TieRecord& record,
     const std::vector<int64_t>& now);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -3,7 +3,7 @@
 #include "data_parallel/replicas/replica_comparison.h"
 #include "data_parallel/replicas/tensor_hash.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // Of them 8 bytes a tensor: a few megabytes of the largest models.
@@ -12,7 +12,7 @@ constexpr size_t kMaxRecords = 512;
 } // namespace
 
 IntegrityChecker::IntegrityChecker(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     TrainJob& job,
     LogLine log_line)
     : recipe_(recipe), job_(job), log_line_(std::move(log_line)) {}
@@ -60,7 +60,7 @@ void IntegrityChecker::check(const TrainState& state) {
   }
   const auto numbers = all_numbers();
   // All ranks may have written where they should not have.
-  if (ddp::replicas_match(numbers, job_.mesh) && !corruption_) {
+  if (data_parallel::replicas_match(numbers, job_.mesh) && !corruption_) {
     compare_with_tie_record();
     history_.clear();
     good_step_ = state.step;
@@ -89,7 +89,7 @@ void IntegrityChecker::record(const TrainState& state) {
   }
   hashes_after_update_.clear();
   for (const auto& item : tensors_) {
-    hashes_after_update_.push_back(ddp::hash_of_bits(item.tensor));
+    hashes_after_update_.push_back(data_parallel::hash_of_bits(item.tensor));
     record.values.push_back(hashes_after_update_.back());
   }
   halve_history();
@@ -113,16 +113,19 @@ void IntegrityChecker::verify_hashes(bool is_before_update) {
     return;
   }
   for (size_t i = 0; i < hashes_after_update_.size(); ++i) {
-    if (ddp::hash_of_bits(tensors_[i].tensor) != hashes_after_update_[i]) {
+    if (data_parallel::hash_of_bits(tensors_[i].tensor) !=
+        hashes_after_update_[i]) {
       corruption_ = MemoryCorruption{i, numbers_[0].value, is_before_update};
       return;
     }
   }
 }
 
-std::vector<ddp::ReplicatedHash> IntegrityChecker::all_numbers() const {
-  const auto everywhere = ddp::all_mesh_dims(job_.mesh);
-  std::vector<ddp::ReplicatedHash> numbers{{corruption_ ? 1 : 0, everywhere}};
+std::vector<data_parallel::ReplicatedHash> IntegrityChecker::all_numbers()
+    const {
+  const auto everywhere = data_parallel::all_mesh_dims(job_.mesh);
+  std::vector<data_parallel::ReplicatedHash> numbers{
+      {corruption_ ? 1 : 0, everywhere}};
   for (const auto& record : history_) {
     for (size_t i = 0; i < record.values.size(); ++i) {
       const bool is_number = i < numbers_.size();
@@ -134,4 +137,4 @@ std::vector<ddp::ReplicatedHash> IntegrityChecker::all_numbers() const {
   return numbers;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

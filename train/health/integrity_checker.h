@@ -10,12 +10,12 @@
 #include "train/health/divergence.h"
 #include "train/health/replicated_state.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 struct ReplicatedHash;
 struct ReplicaMismatch;
-} // namespace weft::ddp
+} // namespace weft::data_parallel
 
-namespace weft::recipes {
+namespace weft::train {
 
 // Note [Integrity check]
 // ~~~~~~~~~~~~~~~~~~~~~~
@@ -45,7 +45,10 @@ class IntegrityChecker {
   using LogLine = std::function<void(const std::string&)>;
 
   /// Lifetime: `recipe` and `job` must outlive this.
-  IntegrityChecker(const Recipe& recipe, TrainJob& job, LogLine log_line);
+  IntegrityChecker(
+      const config::Recipe& recipe,
+      TrainJob& job,
+      LogLine log_line);
 
   /// Returns true if check() is due after `step` steps even without a save.
   bool is_due(int64_t step) const;
@@ -89,21 +92,21 @@ class IntegrityChecker {
   void record(const TrainState& state);
   void halve_history();
   void verify_hashes(bool is_before_update);
-  std::vector<ddp::ReplicatedHash> all_numbers() const;
+  std::vector<data_parallel::ReplicatedHash> all_numbers() const;
   // In integrity_report.cpp.
   [[noreturn]] void throw_difference(
-      const std::vector<ddp::ReplicatedHash>& numbers);
+      const std::vector<data_parallel::ReplicatedHash>& numbers);
   std::optional<Divergence> memory_corruption() const;
-  Divergence difference(const ddp::ReplicaMismatch& vote) const;
+  Divergence difference(const data_parallel::ReplicaMismatch& vote) const;
   void measure(Divergence& found, size_t tensor) const;
   void keep_tie_record(
       const Divergence& found,
-      const ddp::ReplicaMismatch& vote);
+      const data_parallel::ReplicaMismatch& vote);
   void read_tie_record(int64_t step);
   void compare_with_tie_record();
   std::string advice(const Divergence& found) const;
 
-  const Recipe& recipe_;
+  const config::Recipe& recipe_;
   TrainJob& job_;
   LogLine log_line_;
   std::vector<StateTensor> tensors_;
@@ -117,4 +120,4 @@ class IntegrityChecker {
   std::optional<TieRecord> tie_record_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -13,7 +13,7 @@
 #include "train/metrics/write_file.h"
 #include "train/store/run_store.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // The text of the mesh's first rank.
@@ -31,10 +31,10 @@ std::string from_first_rank(
 } // namespace
 
 void IntegrityChecker::throw_difference(
-    const std::vector<ddp::ReplicatedHash>& numbers) {
+    const std::vector<data_parallel::ReplicatedHash>& numbers) {
   auto found = memory_corruption();
   if (!found) {
-    const auto vote = ddp::find_replica_mismatch(numbers, job_.mesh);
+    const auto vote = data_parallel::find_replica_mismatch(numbers, job_.mesh);
     found = difference(vote);
     keep_tie_record(*found, vote);
   }
@@ -54,7 +54,7 @@ std::optional<Divergence> IntegrityChecker::memory_corruption() const {
         corruption_->step,
         corruption_->is_before_update ? 1 : 0};
   }
-  const auto rows = ddp::gather_over_mesh(own, job_.mesh);
+  const auto rows = data_parallel::gather_over_mesh(own, job_.mesh);
   const std::vector<int64_t>* first = nullptr;
   for (const auto& row : rows) {
     if (row[0] >= 0 && (!first || row[1] < (*first)[1])) {
@@ -81,7 +81,7 @@ std::optional<Divergence> IntegrityChecker::memory_corruption() const {
 }
 
 Divergence IntegrityChecker::difference(
-    const ddp::ReplicaMismatch& vote) const {
+    const data_parallel::ReplicaMismatch& vote) const {
   const size_t values = numbers_.size() + tensors_.size();
   const size_t record = (vote.index - 1) / values;
   const size_t item = (vote.index - 1) % values;
@@ -111,7 +111,7 @@ void IntegrityChecker::measure(Divergence& found, size_t tensor) const {
   if (!has_copies) {
     return;
   }
-  const auto distance = ddp::measure_replica_deviation(
+  const auto distance = data_parallel::measure_replica_deviation(
       item.tensor, item.mesh_dims, job_.mesh, job_.mesh.ranks().at(0));
   found.largest = distance.largest;
   found.nan_ranks = distance.nan_ranks;
@@ -119,7 +119,7 @@ void IntegrityChecker::measure(Divergence& found, size_t tensor) const {
 
 void IntegrityChecker::keep_tie_record(
     const Divergence& found,
-    const ddp::ReplicaMismatch& vote) {
+    const data_parallel::ReplicaMismatch& vote) {
   if (found.tied_ranks.empty() || job_.mesh.rank() != 0) {
     return;
   }
@@ -166,7 +166,8 @@ void IntegrityChecker::compare_with_tie_record() {
   }
   const auto at =
       numbers_.size() + static_cast<size_t>(tensor - tensors_.begin());
-  const auto rows = ddp::gather_over_mesh({record->values.at(at)}, job_.mesh);
+  const auto rows =
+      data_parallel::gather_over_mesh({record->values.at(at)}, job_.mesh);
   std::vector<int64_t> now(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     now[static_cast<size_t>(job_.mesh.ranks()[i])] = rows[i][0];
@@ -195,4 +196,4 @@ std::string IntegrityChecker::advice(const Divergence& found) const {
          ". If it happens again on one rank, take its host out of the job.";
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -17,13 +17,13 @@
 #include "mesh/communicator/format.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using Kind = NonFiniteFinding::Kind;
 
 at::Tensor part_of(const at::Tensor& tensor) {
-  const auto local = ddp::local_part(tensor);
+  const auto local = data_parallel::local_part(tensor);
   return local.is_sparse() ? local._values() : local;
 }
 
@@ -320,4 +320,4 @@ std::string NonFinitePolicy::on_non_finite(
       reason);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -12,7 +12,7 @@
 #include "ddp/reducer/local_norms.h"
 #include "mesh/communicator/communicator.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Thrown if a loss, gradient or weight is not finite.
 class NonFiniteError : public c10::Error {
@@ -94,7 +94,8 @@ NonFiniteCause explain_non_finite(
 /// decision is the same on all ranks.
 class NonFinitePolicy {
  public:
-  explicit NonFinitePolicy(const TrainConfig& config) : config_(config) {}
+  explicit NonFinitePolicy(const config::TrainConfig& config)
+      : config_(config) {}
 
   /// Records a finite step.
   void on_finite() {
@@ -113,10 +114,10 @@ class NonFinitePolicy {
   void set_streak(int64_t streak) { streak_ = streak; }
 
  private:
-  TrainConfig config_;
+  config::TrainConfig config_;
   int64_t streak_ = 0;
   /// True after the first finite step of this process.
   bool has_updated_ = false;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

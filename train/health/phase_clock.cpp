@@ -6,7 +6,7 @@
 #include "mesh/communicator/flight_recorder.h"
 #include "train/trace/trace_recorder.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr std::array<std::string_view, kPhases> kPhaseNames =
@@ -62,4 +62,4 @@ PhaseTimes PhaseClock::take() {
   return times;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

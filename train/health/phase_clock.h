@@ -7,7 +7,7 @@
 
 #include "mesh/communicator/communicator.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The phase of a step that a rank is in.
 enum class Phase {
@@ -64,4 +64,4 @@ class PhaseClock {
   int64_t last_ns_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -7,7 +7,7 @@
 #include "data_parallel/replicas/tensor_hash.h"
 #include "dtensor/random/random_state.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using torch::optim::AdamWParamState;
@@ -31,7 +31,7 @@ int64_t hash_of_optimizer_steps(TrainJob& job) {
       steps.push_back(state ? state->step() : 0);
     }
   }
-  return ddp::hash_of(steps.data(), steps.size() * sizeof(int64_t));
+  return data_parallel::hash_of(steps.data(), steps.size() * sizeof(int64_t));
 }
 
 } // namespace
@@ -43,14 +43,14 @@ std::vector<StateTensor> replicated_tensors(TrainJob& job) {
     result.push_back(
         {.name = std::move(name),
          .tensor = tensor,
-         .mesh_dims = ddp::replicated_mesh_dims(tensor, dp)});
+         .mesh_dims = data_parallel::replicated_mesh_dims(tensor, dp)});
   };
-  const auto parameters = ddp::parameters_of(*job.model);
+  const auto parameters = data_parallel::parameters_of(*job.model);
   for (const auto& item : parameters) {
     add(item.name, item.tensor);
   }
   const auto computed = job.model->computed_buffers();
-  for (const auto& item : ddp::buffers_of(*job.model)) {
+  for (const auto& item : data_parallel::buffers_of(*job.model)) {
     if (computed.contains(item.name)) {
       add(item.name, item.tensor);
     }
@@ -72,7 +72,7 @@ std::vector<StateTensor> replicated_tensors(TrainJob& job) {
 
 std::vector<StateNumber> replicated_numbers(
     TrainJob& job,
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const TrainState& state) {
   const auto random = dtensor::random_state(job.mesh);
   const double lr = job.optimizer->param_groups().at(0).options().get_lr();
@@ -88,4 +88,4 @@ std::vector<StateNumber> replicated_numbers(
       {"the optimizer's step", hash_of_optimizer_steps(job)}};
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

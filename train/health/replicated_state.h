@@ -9,7 +9,7 @@
 #include "train/setup/train_job.h"
 #include "train/store/train_state.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A tensor of a run's state that may be replicated on other ranks.
 struct StateTensor {
@@ -38,7 +38,7 @@ struct StateNumber {
 /// numbers.
 std::vector<StateNumber> replicated_numbers(
     TrainJob& job,
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const TrainState& state);
 
-} // namespace weft::recipes
+} // namespace weft::train

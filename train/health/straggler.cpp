@@ -9,7 +9,7 @@
 #include "data_parallel/replicas/replica_comparison.h"
 #include "train/trace/trace_recorder.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 /// The bounds of the margin, as a fraction of the other ranks' time.
@@ -171,7 +171,7 @@ describe(const StragglerEvent& event, int64_t steps, double step_ms) {
 }
 
 StragglerMonitor::StragglerMonitor(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     LogLine log_line)
     : mesh_(mesh),
@@ -212,7 +212,8 @@ void StragglerMonitor::step_done() {
     return;
   }
   const auto own = round_median();
-  const auto rows = ddp::gather_over_mesh({own.begin(), own.end()}, mesh_);
+  const auto rows =
+      data_parallel::gather_over_mesh({own.begin(), own.end()}, mesh_);
   std::vector<PhaseTimes> ranks(rows.size());
   for (size_t at = 0; at < rows.size(); ++at) {
     std::ranges::copy(
@@ -230,4 +231,4 @@ void StragglerMonitor::step_done() {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

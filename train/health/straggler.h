@@ -10,7 +10,7 @@
 #include "mesh/device_mesh.h"
 #include "train/health/phase_clock.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 // Note [Stragglers]
 // ~~~~~~~~~~~~~~~~~
@@ -83,7 +83,7 @@ class StragglerMonitor {
   using LogLine = std::function<void(const std::string&)>;
 
   StragglerMonitor(
-      const Recipe& recipe,
+      const config::Recipe& recipe,
       const mesh::DeviceMesh& mesh,
       LogLine log_line);
 
@@ -109,4 +109,4 @@ class StragglerMonitor {
   int64_t round_start_ns_ = 0;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -12,7 +12,7 @@
 #include "mesh/error/error.h"
 #include "mesh/error/resource_limits.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 std::string reason(int error) {
@@ -79,4 +79,4 @@ bool BufferedAppendFile::write_waiting() {
   return error_ == 0;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

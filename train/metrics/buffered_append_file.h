@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// An append-only file. Data that cannot be written, for example to a full
 /// disk, stays buffered in memory, so that logging never ends a run.
@@ -33,4 +33,4 @@ class BufferedAppendFile {
   std::string waiting_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

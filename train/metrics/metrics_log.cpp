@@ -14,7 +14,7 @@
 #include "base/json_text.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 double peak_rss_mb() {
   rusage usage{};
@@ -182,4 +182,4 @@ std::string MetricsLog::write_line(const std::string& line) {
   return file_->append(line + '\n');
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 
 #include "train/metrics/buffered_append_file.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The metrics of one training step.
 struct StepMetrics {
@@ -91,4 +91,4 @@ class MetricsLog {
   std::optional<BufferedAppendFile> file_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

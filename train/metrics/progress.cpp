@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr std::string_view kEraseLine = "\r\x1b[K";
@@ -161,4 +161,4 @@ void Progress::draw_bar() {
   bar_is_drawn_ = true;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,7 +8,7 @@
 
 #include "train/metrics/metrics_log.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Shows the progress of training. On a terminal this is a bar that is redrawn
 /// in place, otherwise a line for every `log_every` steps and for the first and
@@ -68,4 +68,4 @@ std::string bar_line(
     double eta_ms,
     int64_t columns);
 
-} // namespace weft::recipes
+} // namespace weft::train

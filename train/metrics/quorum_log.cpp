@@ -11,7 +11,7 @@
 #include "base/json_text.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::json;
@@ -139,4 +139,4 @@ std::string QuorumLog::write(const std::vector<QuorumEntry>& entries) {
   return messages;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,7 +8,7 @@
 #include "elastic/quorum.h"
 #include "train/metrics/buffered_append_file.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A line of quorum.jsonl.
 struct QuorumEntry {
@@ -48,4 +48,4 @@ class QuorumLog {
   elastic::Quorum last_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

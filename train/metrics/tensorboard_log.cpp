@@ -15,7 +15,7 @@
 
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // Castagnoli's polynomial, reflected. Source: RFC 3720, appendix B.4.
@@ -192,4 +192,4 @@ std::string TensorBoardLog::write_record(std::string_view bytes) {
   return file_->append(record);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

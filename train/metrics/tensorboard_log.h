@@ -8,7 +8,7 @@
 #include "train/metrics/buffered_append_file.h"
 #include "train/metrics/metrics_log.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the masked CRC-32C of a record in an event file.
 /// Source: tensorflow/core/lib/io/record_writer.h.
@@ -41,4 +41,4 @@ class TensorBoardLog {
   double ranks_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -12,7 +12,7 @@
 #include "mesh/error/error.h"
 #include "mesh/error/resource_limits.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 [[noreturn]] void cannot_write(
@@ -56,4 +56,4 @@ void write_file(const std::string& path, std::string_view text) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

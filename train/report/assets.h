@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The parts of report.html from train/report/page/. The build compiles the
 /// text of these files into the library (assets.cpp.in).
@@ -12,4 +12,4 @@ std::string_view report_script();
 /// Returns "weft 0.1.0".
 std::string_view report_maker();
 
-} // namespace weft::recipes
+} // namespace weft::train

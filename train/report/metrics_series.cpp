@@ -14,7 +14,7 @@
 #include "base/json_text.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::json;
@@ -305,4 +305,4 @@ MetricsSeries MetricsSeries::read(const std::string& path, size_t max_points) {
   return reader.finish();
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The values that one point of a curve represents. Values that are not finite
 /// are left out.
@@ -85,4 +85,4 @@ struct MetricsSeries {
   std::vector<std::string> notes;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -14,7 +14,7 @@
 #include "mesh/error/error.h"
 #include "train/metrics/write_file.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::ordered_json;
@@ -201,4 +201,4 @@ void write_rank_shares(
       to_json(rank_shares(model, mesh)) + "\n");
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

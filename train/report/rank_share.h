@@ -11,7 +11,7 @@ namespace torch::nn {
 class Module;
 } // namespace torch::nn
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A parameter and its placements.
 struct ParameterShare {
@@ -67,4 +67,4 @@ void write_rank_shares(
     const torch::nn::Module& model,
     const mesh::DeviceMesh& mesh);
 
-} // namespace weft::recipes
+} // namespace weft::train

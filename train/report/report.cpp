@@ -15,7 +15,7 @@
 #include "train/metrics/write_file.h"
 #include "train/report/assets.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::ordered_json;
@@ -375,4 +375,4 @@ std::string LiveReport::refresh(bool is_last) {
   return problem;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -7,7 +7,7 @@
 
 #include "train/report/run_data.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns one self-contained page: the charts of one run, or of several
 /// overlaid, the mesh and recipe of each, and the differences between the
@@ -50,4 +50,4 @@ class LiveReport {
   Clock::duration spent_{};
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -14,7 +14,7 @@
 #include "config/yaml_tree.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 [[noreturn]] void refuse_folder(const std::string& folder, const char* why) {
@@ -44,17 +44,17 @@ read_text(RunData& run, const char* name, int64_t max_bytes) {
   return text;
 }
 
-std::string value_text(const YamlNode& node) {
+std::string value_text(const config::YamlNode& node) {
   switch (node.kind) {
-    case YamlNode::Kind::kNull:
+    case config::YamlNode::Kind::kNull:
       return "null";
-    case YamlNode::Kind::kScalar:
+    case config::YamlNode::Kind::kScalar:
       return node.text;
-    case YamlNode::Kind::kList:
-    case YamlNode::Kind::kMap:
+    case config::YamlNode::Kind::kList:
+    case config::YamlNode::Kind::kMap:
       break;
   }
-  const bool is_map = node.kind == YamlNode::Kind::kMap;
+  const bool is_map = node.kind == config::YamlNode::Kind::kMap;
   std::string text = is_map ? "{" : "[";
   for (size_t i = 0; i < node.items.size(); ++i) {
     text.append(i > 0 ? ", " : "");
@@ -64,11 +64,14 @@ std::string value_text(const YamlNode& node) {
   return text.append(is_map ? "}" : "]");
 }
 
-void flatten(const YamlNode& map, const std::string& prefix, RunData& run) {
+void flatten(
+    const config::YamlNode& map,
+    const std::string& prefix,
+    RunData& run) {
   for (size_t i = 0; i < map.keys.size(); ++i) {
     const auto path = prefix + value_text(map.keys[i]);
     const auto& value = map.items[i];
-    if (value.kind == YamlNode::Kind::kMap && !value.keys.empty()) {
+    if (value.kind == config::YamlNode::Kind::kMap && !value.keys.empty()) {
       flatten(value, path + ".", run);
     } else {
       run.recipe.emplace_back(path, value_text(value));
@@ -78,18 +81,18 @@ void flatten(const YamlNode& map, const std::string& prefix, RunData& run) {
 
 // As it stands, whatever version of the schema wrote it.
 void read_recipe(RunData& run) {
-  const auto text = read_text(run, "recipe.yaml", kMaxYamlBytes);
+  const auto text = read_text(run, "recipe.yaml", config::kMaxYamlBytes);
   if (!text) {
     return;
   }
   try {
-    const auto root = parse_yaml(*text);
-    if (root.kind != YamlNode::Kind::kMap) {
+    const auto root = config::parse_yaml(*text);
+    if (root.kind != config::YamlNode::Kind::kMap) {
       run.notes.emplace_back("recipe.yaml: not a map of keys to values");
       return;
     }
     flatten(root, "", run);
-  } catch (const YamlError& error) {
+  } catch (const config::YamlError& error) {
     run.notes.push_back(fmt::format(
         "recipe.yaml:{}:{}: {}",
         error.where().line,
@@ -215,4 +218,4 @@ std::vector<RecipeDifference> recipe_differences(
   return differences;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -11,7 +11,7 @@
 #include "train/report/metrics_series.h"
 #include "train/report/rank_share.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The content of a run's folder, for its report.
 struct RunData {
@@ -53,4 +53,4 @@ struct RecipeDifference {
 /// name and output_dir are left out.
 std::vector<RecipeDifference> recipe_differences(std::span<const RunData> runs);
 
-} // namespace weft::recipes
+} // namespace weft::train

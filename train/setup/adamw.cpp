@@ -8,7 +8,7 @@
 #include "dtensor/ops/whole_vectors.h"
 #include "dtensor/tensor/dtensor.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using torch::optim::AdamWOptions;
@@ -128,4 +128,4 @@ void FusedAdamW::set_lr(double lr) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -3,7 +3,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// torch::optim::AdamW with one fused kernel call per step for all parameters
 /// instead of about twelve ops for each. It has libtorch's options and state,
@@ -30,4 +30,4 @@ class FusedAdamW : public torch::optim::Optimizer {
   void step_group(torch::optim::OptimizerParamGroup& group);
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

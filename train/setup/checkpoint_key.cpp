@@ -7,7 +7,7 @@
 #include "checkpoint/hmac_key.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr const char* kHmacKey = "checkpoint.hmac_key_file";
@@ -15,7 +15,7 @@ constexpr const char* kHmacKey = "checkpoint.hmac_key_file";
 } // namespace
 
 std::string read_hmac_key(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::function<void(const std::string&)>& warn) {
   const auto& path = recipe.checkpoint.hmac_key_file;
   if (path.empty()) {
@@ -25,7 +25,7 @@ std::string read_hmac_key(
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored) &&
       !std::filesystem::is_regular_file(path, ignored)) {
-    refuse(
+    config::refuse(
         recipe, kHmacKey, fmt::format("\"{}\": is not a regular file", path));
   }
   try {
@@ -34,13 +34,13 @@ std::string read_hmac_key(
       warn(fmt::format(
           "{}: other users can read this key and forge signatures. Run chmod "
           "600 {}",
-          place_of(recipe, kHmacKey),
+          config::place_of(recipe, kHmacKey),
           path));
     }
     return key.text;
   } catch (const mesh::UsageError& error) {
-    refuse(recipe, kHmacKey, error.what_without_backtrace());
+    config::refuse(recipe, kHmacKey, error.what_without_backtrace());
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -5,7 +5,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the content of checkpoint.hmac_key_file without a trailing line
 /// feed. Empty if the recipe has no such file. Calls `warn` if other users can
@@ -13,7 +13,7 @@ namespace weft::recipes {
 /// Throws: mesh::UsageError at the key if the file cannot be read, or if it
 /// does not have 16 to 4096 bytes.
 std::string read_hmac_key(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::function<void(const std::string&)>& warn = {});
 
-} // namespace weft::recipes
+} // namespace weft::train

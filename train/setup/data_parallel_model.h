@@ -12,7 +12,7 @@
 #include "dtensor/nn/state_dict.h"
 #include "models/kv_cache.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A data-parallel model: each rank computes other samples of a batch.
 /// Implementations differ in how they reduce gradients.
@@ -28,7 +28,7 @@ class DataParallelModel {
   /// Calls the model's forward_cached(). Collective: like forward().
   virtual at::Tensor forward_cached(
       const at::Tensor& tokens,
-      KvCache& cache) = 0;
+      models::KvCache& cache) = 0;
 
   /// While the result lives, backward() accumulates into local gradients, and
   /// the next backward() without it reduces the sums. With
@@ -42,7 +42,8 @@ class DataParallelModel {
 
   /// Registers a hook that reduces gradients over the replicas.
   /// Collective: all ranks of the model's mesh; blocks.
-  virtual void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) = 0;
+  virtual void register_comm_hook(
+      std::shared_ptr<data_parallel::CommHook> hook) = 0;
 
   /// The memory for parameters that are gathered from other ranks.
   struct GatheredMemory {
@@ -68,4 +69,4 @@ class DataParallelModel {
       const dtensor::StateDict& state) const = 0;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

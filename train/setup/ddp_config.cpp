@@ -7,7 +7,7 @@
 #include "data_parallel/comm_hooks/power_sgd_hook.h"
 #include "data_parallel/comm_hooks/quantization_hooks.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 ddp::BucketMode mode_of(const std::string& name) {
@@ -27,14 +27,14 @@ std::optional<c10::ScalarType> dtype_of(const std::string& name) {
   return name == "float32" ? at::kFloat : at::kBFloat16;
 }
 
-std::optional<c10::ScalarType> param_dtype(const Recipe& recipe) {
+std::optional<c10::ScalarType> param_dtype(const config::Recipe& recipe) {
   const auto& own = recipe.mesh.is_sharded() ? recipe.fsdp.param_dtype
                                              : recipe.ddp.param_dtype;
   const auto dtype = dtype_of(own == "none" ? recipe.train.dtype : own);
   return dtype == at::kFloat ? std::nullopt : dtype;
 }
 
-ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
+ddp::DistributedDataParallelOptions ddp_options(const config::Recipe& recipe) {
   const auto& config = recipe.ddp;
   ddp::DistributedDataParallelOptions options;
   options.bucket_cap_mb = config.bucket_cap_mb;
@@ -57,32 +57,33 @@ ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe) {
   return options;
 }
 
-std::shared_ptr<ddp::CommHook> make_comm_hook(const Recipe& recipe) {
+std::shared_ptr<data_parallel::CommHook> make_comm_hook(
+    const config::Recipe& recipe) {
   const auto& config = recipe.ddp;
-  const ddp::PowerSGDOptions power_sgd{
+  const data_parallel::PowerSGDOptions power_sgd{
       .matrix_approximation_rank = config.power_sgd_rank,
       .start_powerSGD_iter = config.power_sgd_start_iter};
   const auto& name =
       recipe.mesh.is_sharded() ? recipe.fsdp.comm_hook : config.comm_hook;
   if (name == "bf16_compress") {
-    return ddp::bf16_compress_hook();
+    return data_parallel::bf16_compress_hook();
   }
   if (name == "fp16_compress") {
-    return ddp::fp16_compress_hook();
+    return data_parallel::fp16_compress_hook();
   }
   if (name == "quantization_pertensor") {
-    return ddp::quantization_pertensor_hook();
+    return data_parallel::quantization_pertensor_hook();
   }
   if (name == "quantization_perchannel") {
-    return ddp::quantization_perchannel_hook();
+    return data_parallel::quantization_perchannel_hook();
   }
   if (name == "powersgd") {
-    return std::make_shared<ddp::PowerSGDHook>(power_sgd);
+    return std::make_shared<data_parallel::PowerSGDHook>(power_sgd);
   }
   if (name == "batched_powersgd") {
-    return std::make_shared<ddp::BatchedPowerSGDHook>(power_sgd);
+    return std::make_shared<data_parallel::BatchedPowerSGDHook>(power_sgd);
   }
   return nullptr;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

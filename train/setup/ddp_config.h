@@ -10,23 +10,24 @@
 #include "data_parallel/comm_hooks/comm_hook.h"
 #include "ddp/reducer/options.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the dtype that a recipe's key names, or nothing for "none".
 std::optional<c10::ScalarType> dtype_of(const std::string& name);
 
 /// Returns the dtype to which parameters are cast for forward and backward, if
 /// they are.
-std::optional<c10::ScalarType> param_dtype(const Recipe& recipe);
+std::optional<c10::ScalarType> param_dtype(const config::Recipe& recipe);
 
 /// Returns the options of the recipe's section `ddp`. Losses are already
 /// divided by the tokens of the global batch, so that gradients are summed over
 /// replicas. Comm hooks average gradients, and losses are multiplied by the
 /// number of replicas for them.
-ddp::DistributedDataParallelOptions ddp_options(const Recipe& recipe);
+ddp::DistributedDataParallelOptions ddp_options(const config::Recipe& recipe);
 
 /// Returns the comm hook of section fsdp if the recipe shards the model, or
 /// else of section ddp. Null means that there is none.
-std::shared_ptr<ddp::CommHook> make_comm_hook(const Recipe& recipe);
+std::shared_ptr<data_parallel::CommHook> make_comm_hook(
+    const config::Recipe& recipe);
 
-} // namespace weft::recipes
+} // namespace weft::train

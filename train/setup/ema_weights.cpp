@@ -6,7 +6,7 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 at::Tensor own_part(const at::Tensor& tensor) {
@@ -75,4 +75,4 @@ void EmaWeights::swap() {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

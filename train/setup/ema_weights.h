@@ -10,7 +10,7 @@
 #include "dtensor/nn/state_dict.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The EMA of the trainable parameters of a module, in float32 and with their
 /// placements. Each rank averages its own shards without communication.
@@ -52,4 +52,4 @@ class EmaWeights {
   std::vector<Entry> entries_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

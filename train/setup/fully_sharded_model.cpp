@@ -12,12 +12,12 @@
 #include "train/setup/job_mesh.h"
 #include "train/setup/module_names.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr const char* kUnits = "fsdp.units";
 
-fsdp::FullyShardOptions unit_options(const Recipe& recipe) {
+fsdp::FullyShardOptions unit_options(const config::Recipe& recipe) {
   fsdp::FullyShardOptions options{
       .reshard_to = recipe.fsdp.reshard_to,
       .reduce_op = mesh::ReduceOp::kSum,
@@ -31,7 +31,7 @@ fsdp::FullyShardOptions unit_options(const Recipe& recipe) {
   return options;
 }
 
-fsdp::ScheduleOptions schedule_options(const Recipe& recipe) {
+fsdp::ScheduleOptions schedule_options(const config::Recipe& recipe) {
   using fsdp::BackwardPrefetch;
   const auto& prefetch = recipe.fsdp.backward_prefetch;
   return {
@@ -43,12 +43,14 @@ fsdp::ScheduleOptions schedule_options(const Recipe& recipe) {
 }
 
 // A tied embedding is used at the end of forward, too, beside the head.
-bool ties_embedding(const Recipe& recipe) {
+bool ties_embedding(const config::Recipe& recipe) {
   return recipe.model.tie_embeddings || recipe.model.type == "gpt2";
 }
 
 // Blocks, and embeddings outside of them. The outermost unit has the rest.
-std::vector<std::string> default_units(const Recipe& recipe, Model& model) {
+std::vector<std::string> default_units(
+    const config::Recipe& recipe,
+    models::Model& model) {
   auto names = block_names(model);
   // A block of a block is a part of it.
   std::erase_if(names, [all = names](const std::string& name) {
@@ -71,7 +73,9 @@ std::vector<std::string> default_units(const Recipe& recipe, Model& model) {
   return names;
 }
 
-std::vector<std::string> unit_names(const Recipe& recipe, Model& model) {
+std::vector<std::string> unit_names(
+    const config::Recipe& recipe,
+    models::Model& model) {
   const auto& units = recipe.fsdp.units;
   if (units == std::vector<std::string>{"auto"}) {
     return default_units(recipe, model);
@@ -82,14 +86,15 @@ std::vector<std::string> unit_names(const Recipe& recipe, Model& model) {
 class FullyShardedModel : public DataParallelModel {
  public:
   FullyShardedModel(
-      const Recipe& recipe,
-      const std::shared_ptr<Model>& model,
+      const config::Recipe& recipe,
+      const std::shared_ptr<models::Model>& model,
       const mesh::DeviceMesh& shards)
       : fsdp_(model, shards, unit_options(recipe), schedule_options(recipe)),
         accumulates_locally_(recipe.fsdp.accumulate == "local") {}
 
   at::Tensor forward(const at::Tensor& input) override { return fsdp_(input); }
-  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+  at::Tensor forward_cached(const at::Tensor& tokens, models::KvCache& cache)
+      override {
     const fsdp::ForwardScope scope(fsdp_);
     return fsdp_.module().forward_cached(tokens, cache);
   }
@@ -98,7 +103,8 @@ class FullyShardedModel : public DataParallelModel {
         accumulates_locally_ ? fsdp_.no_sync() : fsdp_.no_all_reduce()));
   }
   void synchronize_parameters() override { fsdp_.synchronize_parameters(); }
-  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) override {
+  void register_comm_hook(
+      std::shared_ptr<data_parallel::CommHook> hook) override {
     fsdp_.register_comm_hook(std::move(hook));
   }
   GatheredMemory gathered_memory() const override {
@@ -122,15 +128,15 @@ class FullyShardedModel : public DataParallelModel {
   }
 
  private:
-  fsdp::FullyShardedDataParallel<Model> fsdp_;
+  fsdp::FullyShardedDataParallel<models::Model> fsdp_;
   bool accumulates_locally_;
 };
 
 } // namespace
 
 std::unique_ptr<DataParallelModel> make_fully_sharded_model(
-    const Recipe& recipe,
-    const std::shared_ptr<Model>& model,
+    const config::Recipe& recipe,
+    const std::shared_ptr<models::Model>& model,
     const mesh::DeviceMesh& mesh) {
   const auto shards = data_parallel_mesh(mesh);
   auto names = unit_names(recipe, *model);
@@ -146,7 +152,7 @@ std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     try {
       fsdp::fully_shard(*modules[name], shards, unit_options(recipe));
     } catch (const c10::ValueError& error) {
-      refuse(
+      config::refuse(
           recipe,
           kUnits,
           "\"" + name + "\": " + error.what_without_backtrace());
@@ -155,4 +161,4 @@ std::unique_ptr<DataParallelModel> make_fully_sharded_model(
   return std::make_unique<FullyShardedModel>(recipe, model, shards);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -17,7 +17,7 @@
 #include "train/setup/checkpoint_key.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -70,7 +70,7 @@ dtensor::StateDict shared_tensors(
   for (const auto& [name, tensor] : model) {
     if (manifest.tensors.contains(prefix + name)) {
       shared.emplace(name, tensor);
-    } else if (!hub::is_adapter(name)) {
+    } else if (!hf::is_adapter(name)) {
       missing.push_back(name);
     }
   }
@@ -107,7 +107,7 @@ constexpr const char* kRuleHint =
 
 // How checkpoint.init_from is read.
 struct InitRules {
-  const Recipe& recipe;
+  const config::Recipe& recipe;
 
   bool any() const {
     const auto& checkpoint = recipe.checkpoint;
@@ -132,7 +132,7 @@ struct InitRules {
 
 // The checkpoint's tensors as the rules name them.
 std::set<std::string> renamed_keys(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const checkpoint::Manifest& manifest) {
   constexpr const char* kRenameKey = "checkpoint.init_rename";
   const checkpoint::Renaming rename(init_rename_rules(recipe));
@@ -142,10 +142,10 @@ std::set<std::string> renamed_keys(
     try {
       key = rename(name);
     } catch (const c10::ValueError& error) {
-      refuse(recipe, kRenameKey, error.what_without_backtrace());
+      config::refuse(recipe, kRenameKey, error.what_without_backtrace());
     }
     if (!keys.insert(key).second) {
-      refuse(
+      config::refuse(
           recipe,
           kRenameKey,
           fmt::format(
@@ -160,7 +160,7 @@ std::set<std::string> renamed_keys(
 
 // As patterns of whole keys; each has to match something.
 std::vector<std::string> model_patterns(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const char* key,
     const std::vector<std::string>& patterns,
     const std::set<std::string>& keys) {
@@ -170,7 +170,7 @@ std::vector<std::string> model_patterns(
     if (std::ranges::none_of(keys, [&](const std::string& each) {
           return base::matches_dotted(result.back(), each);
         })) {
-      refuse(
+      config::refuse(
           recipe,
           key,
           fmt::format(
@@ -188,7 +188,7 @@ dtensor::StateDict without_new_adapters(
     const std::set<std::string>& keys) {
   dtensor::StateDict result;
   for (const auto& [name, tensor] : model) {
-    if (!hub::is_adapter(name) || keys.contains(kModelPrefix + name)) {
+    if (!hf::is_adapter(name) || keys.contains(kModelPrefix + name)) {
       result.emplace(name, tensor);
     }
   }
@@ -292,28 +292,29 @@ std::string load_checkpoint(
       shared.size());
 }
 
-Source init_source(const Recipe& recipe) {
+Source init_source(const config::Recipe& recipe) {
   return {
-      .path = recipe.checkpoint.init_from, .place = place_of(recipe, kInitKey)};
+      .path = recipe.checkpoint.init_from,
+      .place = config::place_of(recipe, kInitKey)};
 }
 
 } // namespace
 
-bool has_initial_weights(const Recipe& recipe) {
+bool has_initial_weights(const config::Recipe& recipe) {
   return !recipe.checkpoint.init_from.empty() || !recipe.model.from.empty();
 }
 
-void check_initial_weights(const Recipe& recipe) {
+void check_initial_weights(const config::Recipe& recipe) {
   if (!recipe.checkpoint.init_from.empty()) {
     find_step(init_source(recipe));
   } else if (!recipe.model.from.empty()) {
-    hub::check_weights(recipe);
+    hf::check_weights(recipe);
   }
 }
 
 std::string load_model_weights(
-    const Recipe& recipe,
-    Model& model,
+    const config::Recipe& recipe,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
     WeightKind kind) {
@@ -335,12 +336,12 @@ std::string load_model_weights(
                        : load_checkpoint(init_source(recipe), state, world);
   }
   if (recipe.model.from.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         "model.from",
         "no weights were given. Give a checkpoint or the folder of a model");
   }
-  const auto loaded = hub::load_weights(recipe, state, world);
+  const auto loaded = hf::load_weights(recipe, state, world);
   return fmt::format(
       "begins with the weights of {} ({} tensors){}{}",
       recipe.model.from,
@@ -349,8 +350,8 @@ std::string load_model_weights(
       loaded.notice);
 }
 
-std::string load_initial_weights(const Recipe& recipe, TrainJob& job) {
+std::string load_initial_weights(const config::Recipe& recipe, TrainJob& job) {
   return load_model_weights(recipe, *job.model, job.mesh);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

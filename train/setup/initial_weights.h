@@ -7,17 +7,17 @@
 #include "models/model.h"
 #include "train/setup/train_job.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns true if model.from or checkpoint.init_from gives the weights of a
 /// new run.
-bool has_initial_weights(const Recipe& recipe);
+bool has_initial_weights(const config::Recipe& recipe);
 
 /// Checks the source of the initial weights as far as one rank can do it alone:
 /// that it exists, and that a Hugging Face folder has the tensors of the model.
 /// Reads no weights.
 /// Throws: like load_model_weights().
-void check_initial_weights(const Recipe& recipe);
+void check_initial_weights(const config::Recipe& recipe);
 
 /// The weights to load from a checkpoint: the trained ones, or their EMA
 /// (ema.decay) where the checkpoint has one.
@@ -33,14 +33,14 @@ enum class WeightKind { kTrained, kEma };
 /// missing, if it has other tensors than the model, or if it has no EMA;
 /// checkpoint::CheckpointError if it is damaged.
 std::string load_model_weights(
-    const Recipe& recipe,
-    Model& model,
+    const config::Recipe& recipe,
+    models::Model& model,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint = "",
     WeightKind kind = WeightKind::kTrained);
 
 /// Like load_model_weights(), for the model of a job and the source in the
 /// recipe.
-std::string load_initial_weights(const Recipe& recipe, TrainJob& job);
+std::string load_initial_weights(const config::Recipe& recipe, TrainJob& job);
 
-} // namespace weft::recipes
+} // namespace weft::train

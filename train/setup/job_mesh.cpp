@@ -1,8 +1,10 @@
 #include "train/setup/job_mesh.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
-mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world) {
+mesh::DeviceMesh make_job_mesh(
+    const config::Recipe& recipe,
+    const mesh::World& world) {
   const auto& mesh = recipe.mesh;
   return mesh.is_sharded() ? mesh::DeviceMesh::create(
                                  world,
@@ -24,4 +26,4 @@ mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh) {
   return data_parallel_mesh(mesh).flatten();
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -3,12 +3,14 @@
 #include "config/recipe.h"
 #include "mesh/device_mesh.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Creates the mesh of a run, with the dims "dp" and "tp", and "dp_shard"
 /// between them if its size is above 1.
 /// Collective: all ranks of `world`, with the same recipe; blocks.
-mesh::DeviceMesh make_job_mesh(const Recipe& recipe, const mesh::World& world);
+mesh::DeviceMesh make_job_mesh(
+    const config::Recipe& recipe,
+    const mesh::World& world);
 
 /// Returns the dims of a run's mesh over which parameters are replicated or
 /// sharded: "dp", "dp_shard", or both if both have several ranks.
@@ -18,4 +20,4 @@ mesh::DeviceMesh data_parallel_mesh(const mesh::DeviceMesh& mesh);
 /// of one batch. Rank i of n gets micro-batches i, i + n, i + 2n, ...
 mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -13,7 +13,7 @@
 #include "hf/config_json.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 [[noreturn]] void refuse_file(
@@ -34,13 +34,13 @@ std::string read_file(const std::string& path) {
   if (!S_ISREG(status.st_mode)) {
     refuse_file(path, "is not a regular file");
   }
-  if (status.st_size > kMaxYamlBytes) {
+  if (status.st_size > config::kMaxYamlBytes) {
     refuse_file(
         path,
         fmt::format(
             "got {} bytes, expected at most {} for a recipe",
             status.st_size,
-            kMaxYamlBytes));
+            config::kMaxYamlBytes));
   }
   auto text = base::read_file(path);
   if (!text) {
@@ -51,26 +51,28 @@ std::string read_file(const std::string& path) {
 
 } // namespace
 
-Recipe load_recipe(
+config::Recipe load_recipe(
     const std::string& path,
     std::span<const std::string> overrides,
-    KnownModels models) {
+    config::KnownModels models) {
   return parse_recipe(read_file(path), path, overrides, std::move(models));
 }
 
-Recipe load_stored_recipe(const std::string& path, KnownModels models) {
-  return parse_stored_recipe(read_file(path), path, std::move(models));
+config::Recipe load_stored_recipe(
+    const std::string& path,
+    config::KnownModels models) {
+  return config::parse_stored_recipe(read_file(path), path, std::move(models));
 }
 
-Recipe parse_recipe(
+config::Recipe parse_recipe(
     std::string_view text,
     const std::string& source,
     std::span<const std::string> overrides,
-    KnownModels models) {
-  auto recipe = read_recipe(text, source, overrides, std::move(models));
-  hub::adopt_config(recipe);
-  complete(recipe);
+    config::KnownModels models) {
+  auto recipe = config::read_recipe(text, source, overrides, std::move(models));
+  hf::adopt_config(recipe);
+  config::complete(recipe);
   return recipe;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

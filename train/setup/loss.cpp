@@ -5,7 +5,7 @@
 #include "dtensor/kernels/cross_entropy.h"
 #include "dtensor/scopes/scopes.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 at::Tensor summed_loss(
@@ -21,13 +21,13 @@ at::Tensor summed_loss(
 
 } // namespace
 
-int64_t targets_per_step(const Recipe& recipe) {
+int64_t targets_per_step(const config::Recipe& recipe) {
   const int64_t samples = recipe.train.global_batch_size;
   return recipe.data.type != "digits" ? samples * recipe.data.sequence_length
                                       : samples;
 }
 
-std::string describe_batch(const Recipe& recipe) {
+std::string describe_batch(const config::Recipe& recipe) {
   const int64_t samples = recipe.train.global_batch_size;
   return recipe.data.type != "digits"
              ? fmt::format(
@@ -43,8 +43,8 @@ at::Tensor token_loss(
 }
 
 at::Tensor training_loss(
-    const Recipe& recipe,
-    Model& model,
+    const config::Recipe& recipe,
+    models::Model& model,
     const at::Tensor& logits,
     const at::Tensor& targets) {
   const auto loss = summed_loss(
@@ -60,4 +60,4 @@ at::Tensor training_loss(
              : loss;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

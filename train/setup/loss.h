@@ -8,12 +8,12 @@
 #include "config/recipe.h"
 #include "models/model.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the number of targets in a global batch: its tokens, or its images.
-int64_t targets_per_step(const Recipe& recipe);
+int64_t targets_per_step(const config::Recipe& recipe);
 /// Returns "16 x 128 tokens" or "64 images".
-std::string describe_batch(const Recipe& recipe);
+std::string describe_batch(const config::Recipe& recipe);
 
 /// Returns the cross entropy, summed over the targets of a micro-batch and
 /// divided by `targets_in_all`, the number of valid targets in the global
@@ -30,9 +30,9 @@ at::Tensor token_loss(
 /// auxiliary_loss() per sample. To be called after the forward() that computed
 /// `logits`.
 at::Tensor training_loss(
-    const Recipe& recipe,
-    Model& model,
+    const config::Recipe& recipe,
+    models::Model& model,
     const at::Tensor& logits,
     const at::Tensor& targets);
 
-} // namespace weft::recipes
+} // namespace weft::train

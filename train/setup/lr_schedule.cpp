@@ -4,10 +4,10 @@
 #include <cmath>
 #include <numbers>
 
-namespace weft::recipes {
+namespace weft::train {
 
 double learning_rate(
-    const LrScheduleConfig& schedule,
+    const config::LrScheduleConfig& schedule,
     double peak_lr,
     int64_t total_steps,
     int64_t step) {
@@ -29,4 +29,4 @@ double learning_rate(
   return peak_lr * (schedule.min_ratio + (1.0 - schedule.min_ratio) * height);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

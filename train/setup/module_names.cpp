@@ -10,7 +10,7 @@
 #include "dtensor/scopes/module_call.h"
 #include "tp/module_pattern.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 std::string_view parent_of(std::string_view name) {
@@ -48,7 +48,7 @@ std::vector<std::string> block_names(torch::nn::Module& model) {
 }
 
 std::vector<std::string> matching_names(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::string_view key,
     const std::vector<std::string>& patterns,
     torch::nn::Module& model) {
@@ -66,7 +66,7 @@ std::vector<std::string> matching_names(
       }
     }
     if (!any) {
-      refuse(
+      config::refuse(
           recipe,
           key,
           "no module of the model matches \"" + pattern +
@@ -76,4 +76,4 @@ std::vector<std::string> matching_names(
   return names;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

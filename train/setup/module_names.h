@@ -8,7 +8,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns true if the module is a single op, such as a Linear, and not a block
 /// of modules.
@@ -22,9 +22,9 @@ std::vector<std::string> block_names(torch::nn::Module& model);
 /// each once and in the order of registration for each pattern.
 /// Throws: mesh::UsageError at the key if a pattern matches no module.
 std::vector<std::string> matching_names(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::string_view key,
     const std::vector<std::string>& patterns,
     torch::nn::Module& model);
 
-} // namespace weft::recipes
+} // namespace weft::train

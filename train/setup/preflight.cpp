@@ -10,7 +10,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/bootstrap/debug_level.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 std::string tensor_text(const at::Tensor& tensor) {
@@ -29,7 +29,7 @@ std::string tensor_text(const at::Tensor& tensor) {
 void add(
     std::vector<mesh::AgreedValue>& values,
     const std::string& kind,
-    const std::vector<ddp::NamedTensor>& tensors) {
+    const std::vector<data_parallel::NamedTensor>& tensors) {
   for (const auto& item : tensors) {
     values.push_back({kind + " " + item.name, tensor_text(item.tensor)});
   }
@@ -38,7 +38,7 @@ void add(
 } // namespace
 
 void check_runs_agree(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& data_fingerprint,
     const mesh::World& world) {
   std::vector<mesh::AgreedValue> values{
@@ -47,10 +47,11 @@ void check_runs_agree(
       // At this level alone the ranks' calls differ.
       {"whether TORCH_DISTRIBUTED_DEBUG is DETAIL",
        mesh::get_debug_level() == mesh::DebugLevel::kDetail ? "yes" : "no"}};
-  for (const Key& key : schema()) {
-    if (applies(key, recipe)) {
+  for (const config::Key& key : config::schema()) {
+    if (config::applies(key, recipe)) {
       values.push_back(
-          {"recipe, " + std::string(key.path), value_of(recipe, key.path)});
+          {"recipe, " + std::string(key.path),
+           config::value_of(recipe, key.path)});
     }
   }
   values.push_back({"data (names and sizes of the files)", data_fingerprint});
@@ -61,9 +62,9 @@ void check_models_agree(
     const torch::nn::Module& model,
     const mesh::World& world) {
   std::vector<mesh::AgreedValue> values;
-  add(values, "parameter", ddp::parameters_of(model));
-  add(values, "buffer", ddp::buffers_of(model));
+  add(values, "parameter", data_parallel::parameters_of(model));
+  add(values, "buffer", data_parallel::buffers_of(model));
   world.check_agreement(values);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

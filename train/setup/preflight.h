@@ -7,7 +7,7 @@
 #include "config/recipe.h"
 #include "mesh/world.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Compares the versions of Weft and libtorch, the applicable keys of the
 /// recipe, and the names and sizes of the data files between ranks. This takes
@@ -16,7 +16,7 @@ namespace weft::recipes {
 /// Throws: mesh::DisagreementError on all ranks if values differ; it has the
 /// first rank that differs from rank 0, the key and both values.
 void check_runs_agree(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& data_fingerprint,
     const mesh::World& world);
 
@@ -28,4 +28,4 @@ void check_models_agree(
     const torch::nn::Module& model,
     const mesh::World& world);
 
-} // namespace weft::recipes
+} // namespace weft::train

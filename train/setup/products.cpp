@@ -5,12 +5,14 @@
 #include "config/schema.h"
 #include "train/setup/ddp_config.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr const char* kKey = "products";
 
-matmul::Choice choice_for(const Recipe& recipe, const matmul::Host& host) {
+matmul::Choice choice_for(
+    const config::Recipe& recipe,
+    const matmul::Host& host) {
   if (recipe.device != "cpu") {
     return {matmul::Library::kLibtorch, "the device is not the CPU"};
   }
@@ -20,7 +22,7 @@ matmul::Choice choice_for(const Recipe& recipe, const matmul::Host& host) {
 // Products of bfloat16 that would take tens of times as long as those of
 // float32.
 bool is_too_slow(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     matmul::Library library,
     const matmul::Host& host) {
   return recipe.device == "cpu" && param_dtype(recipe) == at::kBFloat16 &&
@@ -29,13 +31,13 @@ bool is_too_slow(
 
 } // namespace
 
-void resolve_products(Recipe& recipe, const matmul::Host& host) {
+void resolve_products(config::Recipe& recipe, const matmul::Host& host) {
   if (recipe.products == "auto") {
     recipe.products = matmul::to_string(choice_for(recipe, host).library);
   }
   const auto library = matmul::library_of(recipe.products).value();
   if (library == matmul::Library::kOneDnn && !host.onednn_problem.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         kKey,
         fmt::format(
@@ -44,7 +46,7 @@ void resolve_products(Recipe& recipe, const matmul::Host& host) {
             host.onednn_problem));
   }
   if (is_too_slow(recipe, library, host)) {
-    refuse(
+    config::refuse(
         recipe,
         kKey,
         "this processor cannot multiply bfloat16, and libtorch's emulation is "
@@ -58,7 +60,7 @@ std::string possible_products(const std::string& products) {
   return matmul::this_host().onednn_problem.empty() ? products : "libtorch";
 }
 
-std::string products_text(const Recipe& recipe) {
+std::string products_text(const config::Recipe& recipe) {
   const auto choice = choice_for(recipe, matmul::this_host());
   const bool is_rules = matmul::to_string(choice.library) == recipe.products;
   return is_rules
@@ -66,4 +68,4 @@ std::string products_text(const Recipe& recipe) {
              : fmt::format("products: {}", recipe.products);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -5,7 +5,7 @@
 #include "config/recipe.h"
 #include "matmul/library.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Selects the matmul library of `recipe.products` (matmul/library.h). First
 /// replaces `auto` by the choice for this host and the recipe's dtype; on a
@@ -14,7 +14,7 @@ namespace weft::recipes {
 /// Throws: mesh::UsageError, naming the recipe key, if this host does not
 /// support the library.
 void resolve_products(
-    Recipe& recipe,
+    config::Recipe& recipe,
     const matmul::Host& host = matmul::this_host());
 
 /// Returns `products` if this host supports that library, otherwise "libtorch".
@@ -22,6 +22,6 @@ std::string possible_products(const std::string& products);
 
 /// Returns "products: onednn (MKL keeps to AVX2 on this processor)", for the
 /// user.
-std::string products_text(const Recipe& recipe);
+std::string products_text(const config::Recipe& recipe);
 
-} // namespace weft::recipes
+} // namespace weft::train

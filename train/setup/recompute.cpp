@@ -9,13 +9,13 @@
 #include "dtensor/nn/activation_checkpoint.h"
 #include "train/setup/module_names.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 constexpr const char* kModulesKey = "train.activation_checkpoint_modules";
 
 std::vector<std::string> named_modules_of(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     torch::nn::Module& model) {
   const auto names = matching_names(
       recipe, kModulesKey, recipe.train.activation_checkpoint_modules, model);
@@ -23,7 +23,7 @@ std::vector<std::string> named_modules_of(
   for (const auto& name : names) {
     // It keeps nothing that it would not need again.
     if (is_op(*modules[name])) {
-      refuse(
+      config::refuse(
           recipe,
           kModulesKey,
           "\"" + name +
@@ -36,7 +36,9 @@ std::vector<std::string> named_modules_of(
 
 } // namespace
 
-void recompute_activations(const Recipe& recipe, torch::nn::Module& model) {
+void recompute_activations(
+    const config::Recipe& recipe,
+    torch::nn::Module& model) {
   const auto& mode = recipe.train.activation_checkpoint;
   if (mode == "none") {
     return;
@@ -44,7 +46,7 @@ void recompute_activations(const Recipe& recipe, torch::nn::Module& model) {
   const auto names =
       mode == "full" ? block_names(model) : named_modules_of(recipe, model);
   if (names.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         "train.activation_checkpoint",
         "the model has no module list to checkpoint. Set "
@@ -56,4 +58,4 @@ void recompute_activations(const Recipe& recipe, torch::nn::Module& model) {
       });
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

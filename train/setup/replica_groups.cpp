@@ -8,13 +8,16 @@
 #include "mesh/error/error.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
-void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
+void resolve_groups(
+    config::Recipe& recipe,
+    int64_t group_size,
+    int64_t groups) {
   auto& mesh = recipe.mesh;
   if (mesh.dp_shard != 1) {
-    refuse(
+    config::refuse(
         recipe,
         "mesh.dp_shard",
         fmt::format(
@@ -25,7 +28,7 @@ void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
   }
   mesh.tp = mesh.tp == -1 ? group_size : mesh.tp;
   if (mesh.tp != group_size) {
-    refuse(
+    config::refuse(
         recipe,
         "mesh.tp",
         fmt::format(
@@ -37,7 +40,7 @@ void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
   }
   mesh.dp = mesh.dp == -1 ? groups : mesh.dp;
   if (mesh.dp != groups) {
-    refuse(
+    config::refuse(
         recipe,
         "mesh.dp",
         fmt::format(
@@ -50,11 +53,11 @@ void resolve_groups(Recipe& recipe, int64_t group_size, int64_t groups) {
   }
 }
 
-void resolve_lanes(Recipe& recipe) {
+void resolve_lanes(config::Recipe& recipe) {
   int64_t& lanes = recipe.elastic.lanes;
   if (recipe.elastic.batch != "exact") {
     if (lanes != 0) {
-      refuse(
+      config::refuse(
           recipe,
           "elastic.lanes",
           fmt::format(
@@ -67,7 +70,7 @@ void resolve_lanes(Recipe& recipe) {
   }
   lanes = lanes == 0 ? recipe.mesh.dp : lanes;
   if (lanes < recipe.mesh.dp) {
-    refuse(
+    config::refuse(
         recipe,
         "elastic.lanes",
         fmt::format(
@@ -77,10 +80,10 @@ void resolve_lanes(Recipe& recipe) {
             recipe.mesh.dp,
             recipe.mesh.dp));
   }
-  const TrainConfig& train = recipe.train;
+  const config::TrainConfig& train = recipe.train;
   const auto unit = batch_unit(train, lanes);
   if (lanes != recipe.mesh.dp && train.global_batch_size % unit.samples != 0) {
-    refuse(
+    config::refuse(
         recipe,
         "elastic.lanes",
         fmt::format(
@@ -93,17 +96,17 @@ void resolve_lanes(Recipe& recipe) {
 }
 
 // What needs replicas that stay the same, or files of all ranks.
-void check_options(const Recipe& recipe) {
-  const Recipe defaults;
+void check_options(const config::Recipe& recipe) {
+  const config::Recipe defaults;
   const auto refuse_set = [&](std::string_view key, std::string_view way_out) {
-    if (value_of(recipe, key) != value_of(defaults, key)) {
-      refuse(
+    if (config::value_of(recipe, key) != config::value_of(defaults, key)) {
+      config::refuse(
           recipe,
           key,
           fmt::format(
               "{} cannot be combined with elastic.batch={}: replica groups "
               "come and go. {}",
-              value_of(recipe, key),
+              config::value_of(recipe, key),
               recipe.elastic.batch,
               way_out));
     }
@@ -123,13 +126,13 @@ void check_options(const Recipe& recipe) {
 
 } // namespace
 
-Recipe recipe_of_group(
-    Recipe recipe,
+config::Recipe recipe_of_group(
+    config::Recipe recipe,
     int64_t group_size,
     std::optional<int64_t> groups) {
   if (!recipe.elastic.is_on()) {
     if (groups.value_or(1) > 1) {
-      refuse(
+      config::refuse(
           recipe,
           "elastic.batch",
           fmt::format(
@@ -140,8 +143,9 @@ Recipe recipe_of_group(
     }
     for (const auto* key :
          {"elastic.lanes", "elastic.min_groups", "elastic.join_timeout_s"}) {
-      if (value_of(recipe, key) != value_of(Recipe(), key)) {
-        refuse(
+      if (config::value_of(recipe, key) !=
+          config::value_of(config::Recipe(), key)) {
+        config::refuse(
             recipe,
             key,
             "it has no effect without replica groups. Set elastic.batch=exact, "
@@ -152,7 +156,7 @@ Recipe recipe_of_group(
     return recipe;
   }
   if (!groups) {
-    refuse(
+    config::refuse(
         recipe,
         "elastic.batch",
         fmt::format(
@@ -163,7 +167,7 @@ Recipe recipe_of_group(
   }
   resolve_groups(recipe, group_size, *groups);
   if (recipe.elastic.min_groups > *groups) {
-    refuse(
+    config::refuse(
         recipe,
         "elastic.min_groups",
         fmt::format(
@@ -182,4 +186,4 @@ Recipe recipe_of_group(
   return recipe;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

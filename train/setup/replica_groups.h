@@ -5,7 +5,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the recipe that one of `groups` replica groups of `group_size` ranks
 /// trains: that of one replica, validated, which computes any micro-batch of
@@ -13,9 +13,9 @@ namespace weft::recipes {
 /// `groups` is empty if weftrun started no groups.
 /// Throws: mesh::UsageError at a key that does not fit the groups, or cannot be
 /// combined with groups that come and go; the exceptions of validate().
-Recipe recipe_of_group(
-    Recipe recipe,
+config::Recipe recipe_of_group(
+    config::Recipe recipe,
     int64_t group_size,
     std::optional<int64_t> groups);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -4,7 +4,7 @@
 
 #include "mesh/bootstrap/env.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 std::optional<int> threads_per_rank(
     const mesh::JobRank& job,
@@ -24,4 +24,4 @@ std::optional<int> threads_per_rank(
   return std::nullopt;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 #include "base/usable_cores.h"
 #include "mesh/bootstrap/job_rank.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the number of threads for the operators of one rank, or nothing to
 /// keep libtorch's default, which is OMP_NUM_THREADS or all cores. In a Slurm
@@ -20,4 +20,4 @@ std::optional<int> threads_per_rank(
     const mesh::VariableLookup& lookup,
     int64_t cores = base::usable_cores());
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -16,15 +16,15 @@
 #include "train/setup/preflight.h"
 #include "train/setup/recompute.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
-std::shared_ptr<Model> build_deferred(const Recipe& recipe) {
+std::shared_ptr<models::Model> build_deferred(const config::Recipe& recipe) {
   const dtensor::DeferredInit scope;
-  return make_model(recipe);
+  return models::make_model(recipe);
 }
 
-torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
+torch::optim::AdamWOptions adamw_options(const config::Recipe& recipe) {
   const auto& adamw = recipe.optimizer;
   return torch::optim::AdamWOptions(adamw.lr)
       .betas({adamw.betas[0], adamw.betas[1]})
@@ -33,7 +33,7 @@ torch::optim::AdamWOptions adamw_options(const Recipe& recipe) {
 }
 
 // What is computed in has to be possible on the device.
-void check_dtypes(const Recipe& recipe, c10::Device device) {
+void check_dtypes(const config::Recipe& recipe, c10::Device device) {
   const auto computed_in = param_dtype(recipe);
   if (!computed_in || device.is_meta()) {
     return;
@@ -44,7 +44,7 @@ void check_dtypes(const Recipe& recipe, c10::Device device) {
   try {
     dtensor::check_dtype(device, *computed_in);
   } catch (const c10::ValueError& error) {
-    refuse(
+    config::refuse(
         recipe,
         own == "none" ? "train.dtype"
         : is_sharded  ? "fsdp.param_dtype"
@@ -54,7 +54,7 @@ void check_dtypes(const Recipe& recipe, c10::Device device) {
 }
 
 // auto is off on GPUs as long as it was not measured there.
-dtensor::AsyncTp async_mode(const Recipe& recipe) {
+dtensor::AsyncTp async_mode(const config::Recipe& recipe) {
   const auto& name = recipe.tp.async_tp;
   if (name == "on") {
     return dtensor::AsyncTp::kOn;
@@ -64,7 +64,9 @@ dtensor::AsyncTp async_mode(const Recipe& recipe) {
 }
 
 // A tied head is no module: it multiplies with the weight of the embedding.
-void check_head_has_weight(const Recipe& recipe, const Model& model) {
+void check_head_has_weight(
+    const config::Recipe& recipe,
+    const models::Model& model) {
   constexpr const char* kHead = "lm_head";
   const auto modules = model.named_modules();
   if (modules.contains(kHead)) {
@@ -75,7 +77,7 @@ void check_head_has_weight(const Recipe& recipe, const Model& model) {
         modules,
         [&](const auto& item) { return tp::matches(pattern, item.key()); });
     if (tp::matches(pattern, kHead) && !matches_any) {
-      refuse(
+      config::refuse(
           recipe,
           "lora.target_modules",
           fmt::format(
@@ -90,7 +92,7 @@ void check_head_has_weight(const Recipe& recipe, const Model& model) {
   }
 }
 
-void add_adapters(const Recipe& recipe, Model& model) {
+void add_adapters(const config::Recipe& recipe, models::Model& model) {
   const auto& lora = recipe.lora;
   if (lora.rank == 0) {
     return;
@@ -102,29 +104,33 @@ void add_adapters(const Recipe& recipe, Model& model) {
         lora.target_modules,
         {.rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout});
   } catch (const c10::ValueError& error) {
-    refuse(recipe, "lora.target_modules", error.what_without_backtrace());
+    config::refuse(
+        recipe, "lora.target_modules", error.what_without_backtrace());
   }
 }
 
 class DdpModel : public DataParallelModel {
  public:
   DdpModel(
-      const std::shared_ptr<Model>& model,
+      const std::shared_ptr<models::Model>& model,
       const mesh::DeviceMesh& replicas,
       const ddp::DistributedDataParallelOptions& options)
       : ddp_(model, replicas, options) {}
 
-  ddp::DistributedDataParallel<Model>& ddp() { return ddp_; }
+  ddp::DistributedDataParallel<models::Model>& ddp() { return ddp_; }
 
   at::Tensor forward(const at::Tensor& input) override { return ddp_(input); }
-  at::Tensor forward_cached(const at::Tensor& tokens, KvCache& cache) override {
+  at::Tensor forward_cached(const at::Tensor& tokens, models::KvCache& cache)
+      override {
     return ddp_.module().forward_cached(tokens, cache);
   }
   std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(new ddp::NoSyncGuard(ddp_.no_sync()));
+    return std::shared_ptr<void>(
+        new data_parallel::NoSyncGuard(ddp_.no_sync()));
   }
   void synchronize_parameters() override { ddp_.synchronize_parameters(); }
-  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook) override {
+  void register_comm_hook(
+      std::shared_ptr<data_parallel::CommHook> hook) override {
     ddp_.register_comm_hook(std::move(hook));
   }
   dtensor::StateDict state_dict(
@@ -142,13 +148,13 @@ class DdpModel : public DataParallelModel {
   }
 
  private:
-  ddp::DistributedDataParallel<Model> ddp_;
+  ddp::DistributedDataParallel<models::Model> ddp_;
 };
 
 } // namespace
 
-std::shared_ptr<Model> place_model(
-    const Recipe& recipe,
+std::shared_ptr<models::Model> place_model(
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     c10::Device device) {
   check_dtypes(recipe, device);
@@ -159,13 +165,13 @@ std::shared_ptr<Model> place_model(
       async_mode(recipe),
       dtensor::default_async_tp_costs(
           recipe.device == "cuda" ? "nccl" : "cpu"));
-  tp::parallelize_module(*model, mesh["tp"], model_plan(recipe));
+  tp::parallelize_module(*model, mesh["tp"], models::model_plan(recipe));
   add_adapters(recipe, *model);
   return model;
 }
 
 TrainJob make_train_job(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device) {
   TrainJob job;
@@ -239,7 +245,7 @@ checkpoint::StateDicts optional_state_dicts(
 void adopt_state(
     TrainJob& job,
     const checkpoint::StateDicts& dicts,
-    const Recipe& recipe) {
+    const config::Recipe& recipe) {
   job.data_parallel->load_optimizer_state_dict(
       *job.optimizer, dicts.at("optimizer"));
   for (auto& group : job.optimizer->param_groups()) {
@@ -248,4 +254,4 @@ void adopt_state(
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

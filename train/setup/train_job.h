@@ -14,16 +14,16 @@
 #include "train/setup/data_parallel_model.h"
 #include "train/setup/ema_weights.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A model on the mesh of a run, ready for its first step.
 struct TrainJob {
   mesh::DeviceMesh mesh;
-  std::shared_ptr<Model> model;
+  std::shared_ptr<models::Model> model;
   std::unique_ptr<DataParallelModel> data_parallel;
   /// The DistributedDataParallel in data_parallel, for its buckets, comm hooks
   /// and Join. Null if the model is fully sharded.
-  ddp::DistributedDataParallel<Model>* ddp = nullptr;
+  ddp::DistributedDataParallel<models::Model>* ddp = nullptr;
   std::unique_ptr<FusedAdamW> optimizer;
   /// Null if ema.decay is 0.
   std::unique_ptr<EmaWeights> average;
@@ -37,8 +37,8 @@ struct TrainJob {
 /// Collective: none, but all ranks of `mesh` must make the same calls.
 /// Throws: mesh::UsageError at a key whose value is not possible on that
 /// device.
-std::shared_ptr<Model> place_model(
-    const Recipe& recipe,
+std::shared_ptr<models::Model> place_model(
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     c10::Device device);
 
@@ -48,7 +48,7 @@ std::shared_ptr<Model> place_model(
 /// values.
 /// Collective: all ranks of `mesh`, which must come from make_job_mesh().
 TrainJob make_train_job(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     std::optional<c10::Device> device = std::nullopt);
 
@@ -78,6 +78,6 @@ checkpoint::StateDicts optional_state_dicts(
 void adopt_state(
     TrainJob& job,
     const checkpoint::StateDicts& dicts,
-    const Recipe& recipe);
+    const config::Recipe& recipe);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -10,7 +10,7 @@
 #include "config/schema.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 /// A mesh dim and its size.
@@ -21,14 +21,14 @@ struct OpenDim {
 
 // One of them is -1: it becomes the rest of the world.
 void fill_rest(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::string_view key,
     int64_t& open,
     std::string_view others,
     int64_t other,
     int64_t world_size) {
   if (world_size % other != 0) {
-    refuse(
+    config::refuse(
         recipe,
         key,
         fmt::format(
@@ -39,7 +39,7 @@ void fill_rest(
   open = world_size / other;
 }
 
-void resolve_mesh(Recipe& recipe, int64_t world_size) {
+void resolve_mesh(config::Recipe& recipe, int64_t world_size) {
   auto& mesh = recipe.mesh;
   if (mesh.dp_shard == -1 && mesh.dp == -1) {
     mesh.dp = 1; // Not given: a model is divided as far as it goes.
@@ -59,7 +59,7 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
     }
   }
   if (open.size() > 1) {
-    refuse(
+    config::refuse(
         recipe,
         open.back().key,
         fmt::format(
@@ -72,7 +72,7 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
         recipe, open.front().key, *open.front().size, text, others, world_size);
   }
   if (mesh.world_size() != world_size) {
-    refuse(
+    config::refuse(
         recipe,
         "mesh.dp",
         fmt::format(
@@ -90,7 +90,7 @@ void resolve_mesh(Recipe& recipe, int64_t world_size) {
   }
 }
 
-void check_reshard_to(const Recipe& recipe) {
+void check_reshard_to(const config::Recipe& recipe) {
   const auto size = recipe.fsdp.reshard_to;
   if (size == 0) {
     return;
@@ -98,7 +98,7 @@ void check_reshard_to(const Recipe& recipe) {
   constexpr const char* kKey = "fsdp.reshard_to";
   const auto shards = recipe.mesh.dp_shard;
   if (size >= shards || shards % size != 0) {
-    refuse(
+    config::refuse(
         recipe,
         kKey,
         fmt::format(
@@ -111,20 +111,20 @@ void check_reshard_to(const Recipe& recipe) {
 }
 
 // A value that somebody chose and that nothing reads is a mistake.
-void check_effects(const Recipe& recipe) {
-  if (const auto* key = find_ineffective_key(recipe)) {
-    refuse(
+void check_effects(const config::Recipe& recipe) {
+  if (const auto* key = config::find_ineffective_key(recipe)) {
+    config::refuse(
         recipe,
         key->path,
         fmt::format(
             "{} has no effect: {}. Leave it out, or change that",
-            value_of(recipe, key->path),
-            why_without_effect(*key, recipe)));
+            config::value_of(recipe, key->path),
+            config::why_without_effect(*key, recipe)));
   }
 }
 
 void check_link(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::string_view mesh_dim,
     double latency_us,
     double bandwidth_gb_s) {
@@ -132,7 +132,7 @@ void check_link(
     return;
   }
   const bool lacks_bandwidth = latency_us > 0;
-  refuse(
+  config::refuse(
       recipe,
       fmt::format(
           "links.{}_{}",
@@ -153,8 +153,8 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
                     : fmt::format("{} or {}", below, below + unit);
 }
 
-void resolve_batch(Recipe& recipe) {
-  TrainConfig& train = recipe.train;
+void resolve_batch(config::Recipe& recipe) {
+  config::TrainConfig& train = recipe.train;
   const int64_t ranks = recipe.mesh.batch_ranks();
   const int64_t global = train.global_batch_size;
   if (train.micro_batch_size == 0 && global % ranks == 0) {
@@ -162,7 +162,7 @@ void resolve_batch(Recipe& recipe) {
   }
   const auto unit = batch_unit(train, ranks);
   if (global % unit.samples != 0) {
-    refuse(
+    config::refuse(
         recipe,
         "train.global_batch_size",
         fmt::format(
@@ -177,11 +177,11 @@ void resolve_batch(Recipe& recipe) {
   }
 }
 
-void check_recomputed(const Recipe& recipe) {
-  const TrainConfig& train = recipe.train;
+void check_recomputed(const config::Recipe& recipe) {
+  const config::TrainConfig& train = recipe.train;
   const bool named = !train.activation_checkpoint_modules.empty();
   if (named != (train.activation_checkpoint == "selective")) {
-    refuse(
+    config::refuse(
         recipe,
         named ? "train.activation_checkpoint_modules"
               : "train.activation_checkpoint",
@@ -194,9 +194,9 @@ void check_recomputed(const Recipe& recipe) {
   }
 }
 
-void check_adapters(const Recipe& recipe) {
+void check_adapters(const config::Recipe& recipe) {
   if (recipe.lora.rank > 0 && recipe.lora.target_modules.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         "lora.rank",
         fmt::format(
@@ -206,7 +206,7 @@ void check_adapters(const Recipe& recipe) {
             recipe.lora.rank));
   }
   if (recipe.lora.rank == 0 && !recipe.lora.target_modules.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         "lora.target_modules",
         "requires lora.rank, without which all weights would be trained. Set "
@@ -214,9 +214,9 @@ void check_adapters(const Recipe& recipe) {
   }
 }
 
-void check_origin(const Recipe& recipe) {
+void check_origin(const config::Recipe& recipe) {
   if (!recipe.model.from.empty() && !recipe.checkpoint.init_from.empty()) {
-    refuse(
+    config::refuse(
         recipe,
         "checkpoint.init_from",
         fmt::format(
@@ -226,19 +226,20 @@ void check_origin(const Recipe& recipe) {
   }
 }
 
-void check_init_rules(const Recipe& recipe) {
+void check_init_rules(const config::Recipe& recipe) {
   try {
     const checkpoint::Renaming rename(init_rename_rules(recipe));
   } catch (const mesh::UsageError&) {
     throw;
   } catch (const c10::ValueError& error) {
-    refuse(recipe, "checkpoint.init_rename", error.what_without_backtrace());
+    config::refuse(
+        recipe, "checkpoint.init_rename", error.what_without_backtrace());
   }
 }
 
-void check_trace(const Recipe& recipe) {
+void check_trace(const config::Recipe& recipe) {
   if (recipe.trace.steps > 0 && recipe.trace.first_step > recipe.train.steps) {
-    refuse(
+    config::refuse(
         recipe,
         "trace.first_step",
         fmt::format(
@@ -250,20 +251,20 @@ void check_trace(const Recipe& recipe) {
 
 // What would end a run that is to skip such a step, or keep it from getting
 // well again.
-void check_non_finite(const Recipe& recipe) {
+void check_non_finite(const config::Recipe& recipe) {
   if (recipe.train.on_non_finite != "skip") {
     return;
   }
   constexpr const char* kKey = "train.on_non_finite";
   if (recipe.ddp.check_for_nan_in_grad) {
-    refuse(
+    config::refuse(
         recipe,
         kKey,
         "skip continues the run after NaN, but ddp.check_for_nan_in_grad ends "
         "it; use only one of them");
   }
   if (recipe.ddp.comm_hook.ends_with("powersgd")) {
-    refuse(
+    config::refuse(
         recipe,
         kKey,
         fmt::format(
@@ -276,7 +277,7 @@ void check_non_finite(const Recipe& recipe) {
 
 } // namespace
 
-void validate(Recipe& recipe, int64_t world_size) {
+void validate(config::Recipe& recipe, int64_t world_size) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
   check_effects(recipe);
@@ -296,7 +297,8 @@ void validate(Recipe& recipe, int64_t world_size) {
   }
 }
 
-std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
+std::vector<checkpoint::RenameRule> init_rename_rules(
+    const config::Recipe& recipe) {
   constexpr std::string_view kArrow = " -> ";
   std::vector<checkpoint::RenameRule> rules;
   for (auto rule : recipe.checkpoint.init_rename) {
@@ -305,7 +307,7 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
     }
     const auto arrow = rule.find(kArrow);
     if (arrow == std::string::npos || arrow == 0) {
-      refuse(
+      config::refuse(
           recipe,
           "checkpoint.init_rename",
           fmt::format(
@@ -319,7 +321,7 @@ std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe) {
   return rules;
 }
 
-BatchUnit batch_unit(const TrainConfig& train, int64_t parts) {
+BatchUnit batch_unit(const config::TrainConfig& train, int64_t parts) {
   if (train.micro_batch_size == 0) {
     return {.samples = parts, .factor = ""};
   }
@@ -332,9 +334,9 @@ BatchUnit batch_unit(const TrainConfig& train, int64_t parts) {
           samples)};
 }
 
-int64_t accumulation_steps(const Recipe& recipe) {
+int64_t accumulation_steps(const config::Recipe& recipe) {
   return recipe.train.global_batch_size /
          (recipe.mesh.batch_ranks() * recipe.train.micro_batch_size);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

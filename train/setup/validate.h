@@ -7,18 +7,19 @@
 #include "checkpoint/load/key_pattern.h"
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Checks the constraints between keys and fills in the values that the recipe
 /// leaves open (-1 in the mesh, kv_heads, micro_batch_size, output_dir), so
 /// that to_yaml() shows the numbers that are used. Needs no data and no ranks.
 /// Throws: mesh::UsageError at the offending key, with both numbers, if a
 /// constraint is violated.
-void validate(Recipe& recipe, int64_t world_size);
+void validate(config::Recipe& recipe, int64_t world_size);
 
 /// Parses checkpoint.init_rename.
 /// Throws: mesh::UsageError at the key if a text is not a rule.
-std::vector<checkpoint::RenameRule> init_rename_rules(const Recipe& recipe);
+std::vector<checkpoint::RenameRule> init_rename_rules(
+    const config::Recipe& recipe);
 
 /// A global batch that is divided into `parts` equal parts is a multiple of
 /// `samples`. `factor` is text for a message, such as
@@ -27,16 +28,16 @@ struct BatchUnit {
   int64_t samples = 1;
   std::string factor = {};
 };
-BatchUnit batch_unit(const TrainConfig& train, int64_t parts);
+BatchUnit batch_unit(const config::TrainConfig& train, int64_t parts);
 
 /// Returns the number of micro-batches that each rank accumulates in one step
 /// of a validated recipe.
-int64_t accumulation_steps(const Recipe& recipe);
+int64_t accumulation_steps(const config::Recipe& recipe);
 
 /// Checks the keys of `model` against each other, the data's type and the mesh,
 /// in which no -1 may be left, and fills in the values that are not set.
 /// Throws: mesh::UsageError at the offending key, with both numbers, if a
 /// constraint is violated.
-void resolve_model(Recipe& recipe);
+void resolve_model(config::Recipe& recipe);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,7 +8,7 @@
 #include "data/text_corpus.h"
 #include "models/registry.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // "1, 2 or 4".
@@ -36,21 +36,21 @@ std::string tp_choices(int64_t heads, int64_t kv_heads) {
   return join_with_or(std::move(choices));
 }
 
-bool has_key(const Recipe& recipe, std::string_view key) {
-  return applies(*find_key(key), recipe);
+bool has_key(const config::Recipe& recipe, std::string_view key) {
+  return config::applies(*config::find_key(key), recipe);
 }
 
-void check_head_size(const Recipe& recipe) {
-  const ModelConfig& model = recipe.model;
+void check_head_size(const config::Recipe& recipe) {
+  const config::ModelConfig& model = recipe.model;
   if (model.dim % model.heads != 0) {
-    refuse(
+    config::refuse(
         recipe,
         "model.dim",
         fmt::format(
             "{} is not divisible by model.heads={}", model.dim, model.heads));
   }
   if (model.dim / model.heads % 2 != 0 && has_key(recipe, "model.rope_theta")) {
-    refuse(
+    config::refuse(
         recipe,
         "model.dim",
         fmt::format(
@@ -63,7 +63,7 @@ void check_head_size(const Recipe& recipe) {
 }
 
 // That every rank of "tp" gets whole heads.
-void check_heads_over_tp(const Recipe& recipe, int64_t kv_heads) {
+void check_heads_over_tp(const config::Recipe& recipe, int64_t kv_heads) {
   const int64_t heads = recipe.model.heads;
   const int64_t tp = recipe.mesh.tp;
   const bool even = heads % tp == 0;
@@ -76,7 +76,7 @@ void check_heads_over_tp(const Recipe& recipe, int64_t kv_heads) {
                  kv_heads,
                  tp)
            : fmt::format("{} is not divisible by mesh.tp={}", heads, tp);
-  refuse(
+  config::refuse(
       recipe,
       even ? "model.kv_heads" : "model.heads",
       fmt::format(
@@ -89,12 +89,12 @@ void check_heads_over_tp(const Recipe& recipe, int64_t kv_heads) {
           tp_choices(heads, kv_heads)));
 }
 
-void resolve_heads(Recipe& recipe) {
-  ModelConfig& model = recipe.model;
+void resolve_heads(config::Recipe& recipe) {
+  config::ModelConfig& model = recipe.model;
   const int64_t kv_heads = model.kv_heads == 0 ? model.heads : model.kv_heads;
   check_head_size(recipe);
   if (model.heads % kv_heads != 0) {
-    refuse(
+    config::refuse(
         recipe,
         "model.kv_heads",
         fmt::format(
@@ -106,11 +106,11 @@ void resolve_heads(Recipe& recipe) {
   }
 }
 
-void check_rope_scaling(const Recipe& recipe) {
+void check_rope_scaling(const config::Recipe& recipe) {
   const auto& scaling = recipe.model.rope_scaling;
   if (scaling.rope_type == "llama3" &&
       scaling.high_freq_factor <= scaling.low_freq_factor) {
-    refuse(
+    config::refuse(
         recipe,
         "model.rope_scaling.high_freq_factor",
         fmt::format(
@@ -120,13 +120,13 @@ void check_rope_scaling(const Recipe& recipe) {
   }
 }
 
-void resolve_positions(Recipe& recipe) {
+void resolve_positions(config::Recipe& recipe) {
   int64_t& positions = recipe.model.max_position_embeddings;
   if (positions == 0) {
     positions = recipe.data.sequence_length;
   }
   if (positions < recipe.data.sequence_length) {
-    refuse(
+    config::refuse(
         recipe,
         "model.max_position_embeddings",
         fmt::format(
@@ -136,10 +136,10 @@ void resolve_positions(Recipe& recipe) {
   }
 }
 
-void check_experts(const Recipe& recipe) {
-  const ModelConfig& model = recipe.model;
+void check_experts(const config::Recipe& recipe) {
+  const config::ModelConfig& model = recipe.model;
   if (model.num_experts_per_tok > model.num_experts) {
-    refuse(
+    config::refuse(
         recipe,
         "model.num_experts_per_tok",
         fmt::format(
@@ -160,10 +160,10 @@ std::string divisors_of(int64_t value) {
   return join_with_or(std::move(divisors));
 }
 
-void check_patches(const Recipe& recipe) {
-  const ModelConfig& model = recipe.model;
+void check_patches(const config::Recipe& recipe) {
+  const config::ModelConfig& model = recipe.model;
   if (model.image_size % model.patch_size != 0) {
-    refuse(
+    config::refuse(
         recipe,
         "model.patch_size",
         fmt::format(
@@ -176,53 +176,54 @@ void check_patches(const Recipe& recipe) {
 }
 
 // Where to point: models that are linked in have options in place of `key`.
-std::string_view own_key(const Recipe& recipe, std::string_view key) {
+std::string_view own_key(const config::Recipe& recipe, std::string_view key) {
   return has_key(recipe, key) ? key : "model.options";
 }
 
-void check_digits(const Recipe& recipe) {
-  const ModelConfig& model = recipe.model;
+void check_digits(const config::Recipe& recipe) {
+  const config::ModelConfig& model = recipe.model;
   const auto check = [&](std::string_view key, int64_t value, int64_t digits) {
     if (value != digits) {
-      refuse(
+      config::refuse(
           recipe,
           key,
           fmt::format(
               "got {}, but data.type=digits requires {}", value, digits));
     }
   };
-  check("model.image_size", model.image_size, DigitImages::kSize);
-  check("model.channels", model.channels, DigitImages::kChannels);
-  const int64_t classes = model_outputs(recipe);
-  if (classes < DigitImages::kClasses) {
-    refuse(
+  check("model.image_size", model.image_size, data::DigitImages::kSize);
+  check("model.channels", model.channels, data::DigitImages::kChannels);
+  const int64_t classes = models::model_outputs(recipe);
+  if (classes < data::DigitImages::kClasses) {
+    config::refuse(
         recipe,
         own_key(recipe, "model.num_classes"),
         fmt::format(
             "{} is smaller than the number of digits, {}",
             classes,
-            DigitImages::kClasses));
+            data::DigitImages::kClasses));
   }
 }
 
-void check_vocabulary(const Recipe& recipe) {
-  const int64_t tokens = model_outputs(recipe);
+void check_vocabulary(const config::Recipe& recipe) {
+  const int64_t tokens = models::model_outputs(recipe);
   if (recipe.data.type == "text" && recipe.data.tokenizer == "byte" &&
-      tokens < TextCorpus::kVocabSize) {
-    refuse(
+      tokens < data::TextCorpus::kVocabSize) {
+    config::refuse(
         recipe,
         own_key(recipe, "model.vocab_size"),
         fmt::format(
             "{} is smaller than the vocabulary of data.tokenizer=byte, {}",
             tokens,
-            TextCorpus::kVocabSize));
+            data::TextCorpus::kVocabSize));
   }
 }
 
-void check_data(const Recipe& recipe) {
-  const bool reads_text = model_input(recipe) == ModelInput::kTokens;
+void check_data(const config::Recipe& recipe) {
+  const bool reads_text =
+      models::model_input(recipe) == models::ModelInput::kTokens;
   if (reads_text != (recipe.data.type != "digits")) {
-    refuse(
+    config::refuse(
         recipe,
         "data.type",
         fmt::format(
@@ -237,8 +238,8 @@ void check_data(const Recipe& recipe) {
 
 } // namespace
 
-void resolve_model(Recipe& recipe) {
-  resolve_options(recipe);
+void resolve_model(config::Recipe& recipe) {
+  models::resolve_options(recipe);
   check_data(recipe);
   if (has_key(recipe, "model.heads")) {
     resolve_heads(recipe);
@@ -257,4 +258,4 @@ void resolve_model(Recipe& recipe) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -5,9 +5,9 @@
 #include "train/store/run_store.h"
 #include "train/store/train_state.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
-Recipe with_earlier_choices(Recipe recipe, bool fresh) {
+config::Recipe with_earlier_choices(config::Recipe recipe, bool fresh) {
   if (fresh || recipe.checkpoint.resume == "never") {
     return recipe;
   }
@@ -23,4 +23,4 @@ Recipe with_earlier_choices(Recipe recipe, bool fresh) {
   return recipe;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

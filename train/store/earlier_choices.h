@@ -2,7 +2,7 @@
 
 #include "config/recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the recipe with the open choices of the run's earlier processes, as
 /// far as this host supports them, so that a resumed run computes the same
@@ -10,6 +10,6 @@ namespace weft::recipes {
 /// not available) and, on the same mesh, the link costs. Reads the newest
 /// checkpoint with a readable manifest, unless the run starts over. Does not
 /// communicate.
-Recipe with_earlier_choices(Recipe recipe, bool fresh);
+config::Recipe with_earlier_choices(config::Recipe recipe, bool fresh);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,7 +8,7 @@
 
 #include "mesh/measure_links.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // A mesh dim's numbers in a recipe.
@@ -24,7 +24,7 @@ struct Link {
 };
 
 // In the order of the mesh's dims.
-std::array<Link, 2> links_of(LinksConfig& links) {
+std::array<Link, 2> links_of(config::LinksConfig& links) {
   return {
       Link{"dp", links.dp_latency_us, links.dp_bandwidth_gb_s},
       Link{"tp", links.tp_latency_us, links.tp_bandwidth_gb_s}};
@@ -32,7 +32,7 @@ std::array<Link, 2> links_of(LinksConfig& links) {
 
 } // namespace
 
-std::string links_text(const Recipe& recipe) {
+std::string links_text(const config::Recipe& recipe) {
   std::string text;
   for (const auto* mesh_dim : {"dp", "tp"}) {
     if (const auto cost = configured_link_cost(recipe, mesh_dim)) {
@@ -47,7 +47,7 @@ std::string links_text(const Recipe& recipe) {
   return text;
 }
 
-void adopt_link_costs(Recipe& recipe, LinksConfig earlier) {
+void adopt_link_costs(config::Recipe& recipe, config::LinksConfig earlier) {
   const auto sources = links_of(earlier);
   const auto links = links_of(recipe.links);
   for (size_t i = 0; i < links.size(); ++i) {
@@ -58,7 +58,7 @@ void adopt_link_costs(Recipe& recipe, LinksConfig earlier) {
 }
 
 std::optional<mesh::LinkCost> configured_link_cost(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     std::string_view mesh_dim) {
   const auto& links = recipe.links;
   const mesh::LinkCost cost =
@@ -68,7 +68,7 @@ std::optional<mesh::LinkCost> configured_link_cost(
   return cost.bandwidth_gb_s > 0 ? std::optional(cost) : std::nullopt;
 }
 
-void resolve_link_costs(Recipe& recipe, const mesh::DeviceMesh& mesh) {
+void resolve_link_costs(config::Recipe& recipe, const mesh::DeviceMesh& mesh) {
   std::vector<Link> open;
   for (const auto& link : links_of(recipe.links)) {
     // Between the ranks of a dim of one there is no link.
@@ -90,4 +90,4 @@ void resolve_link_costs(Recipe& recipe, const mesh::DeviceMesh& mesh) {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // Of the last save that went well.
@@ -24,7 +24,7 @@ std::string describe_save(int64_t step, const checkpoint::SaveStats& stats) {
 } // namespace
 
 checkpoint::SaverOptions saver_options(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     std::string hmac_key) {
   const auto& checkpoint = recipe.checkpoint;
@@ -117,4 +117,4 @@ bool RunSaver::end_flight() {
   return true;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

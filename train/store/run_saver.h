@@ -10,11 +10,11 @@
 #include "config/recipe.h"
 #include "mesh/world.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Returns the save options of a recipe.
 checkpoint::SaverOptions saver_options(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     std::string hmac_key);
 
@@ -70,4 +70,4 @@ class RunSaver {
   std::optional<int64_t> in_flight_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

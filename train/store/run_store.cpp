@@ -16,7 +16,7 @@
 #include "train/metrics/metrics_log.h"
 #include "train/setup/checkpoint_key.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -86,29 +86,29 @@ void archive_flight_records(const fs::path& run) {
 }
 
 // As it was resolved, with what its model has come to ask for since.
-Recipe parse_earlier(
-    const Recipe& recipe,
+config::Recipe parse_earlier(
+    const config::Recipe& recipe,
     const std::string& text,
     const std::string& source) {
-  auto earlier =
-      parse_stored_recipe(text, source + " (recipe)", recipe.origins.models);
-  resolve_options(earlier);
+  auto earlier = config::parse_stored_recipe(
+      text, source + " (recipe)", recipe.origins.models);
+  models::resolve_options(earlier);
   return earlier;
 }
 
 std::string describe_difference(
-    const Recipe& recipe,
-    const Recipe& earlier,
+    const config::Recipe& recipe,
+    const config::Recipe& earlier,
     std::string_view key) {
   return fmt::format(
       "{} is {} in the run and {} here",
       key,
-      value_of(earlier, key),
-      value_of(recipe, key));
+      config::value_of(earlier, key),
+      config::value_of(recipe, key));
 }
 
 void check_same_run(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const std::string& data_fingerprint,
     const checkpoint::StepFolder& step,
     const checkpoint::Manifest& manifest) {
@@ -117,7 +117,7 @@ void check_same_run(
   const auto layout = parse_run_layout(manifest.layout, source);
   const auto earlier = parse_earlier(recipe, layout.recipe, source);
   std::vector<std::string> differences;
-  for (const auto& key : differing_keys(recipe, earlier)) {
+  for (const auto& key : config::differing_keys(recipe, earlier)) {
     if (is_fixed(key)) {
       differences.push_back(describe_difference(recipe, earlier, key));
     }
@@ -126,7 +126,7 @@ void check_same_run(
     differences.push_back(fmt::format(
         "data.paths names other files, or files of other sizes, than those "
         "that the run was trained on ({})",
-        value_of(earlier, "data.paths")));
+        config::value_of(earlier, "data.paths")));
   }
   if (!differences.empty()) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
@@ -145,15 +145,15 @@ struct RunStore::Lock {
   checkpoint::StoreLock lock;
 };
 
-fs::path checkpoints_path(const Recipe& recipe) {
+fs::path checkpoints_path(const config::Recipe& recipe) {
   return fs::path(recipe.output_dir) / "checkpoints";
 }
 
-std::string metrics_path(const Recipe& recipe) {
+std::string metrics_path(const config::Recipe& recipe) {
   return fs::path(recipe.output_dir) / "metrics.jsonl";
 }
 
-void inspect_newest(const Recipe& recipe, const InspectFn& look) {
+void inspect_newest(const config::Recipe& recipe, const InspectFn& look) {
   const auto hmac_key = read_hmac_key(recipe);
   for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
     try {
@@ -165,14 +165,16 @@ void inspect_newest(const Recipe& recipe, const InspectFn& look) {
   }
 }
 
-void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint) {
+void check_run_fits(
+    const config::Recipe& recipe,
+    const std::string& data_fingerprint) {
   inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
     check_same_run(recipe, data_fingerprint, step, manifest);
   });
 }
 
 RunStore::RunStore(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     bool fresh,
     LogLine log_line,
@@ -337,4 +339,4 @@ checkpoint::StepContent RunStore::content(
       .layout = to_json(layout)};
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

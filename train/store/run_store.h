@@ -13,7 +13,7 @@
 #include "train/store/run_saver.h"
 #include "train/store/train_state.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The checkpoints of a run in outputs/<name>/checkpoints. Resumes from them
 /// and saves new ones.
@@ -43,7 +43,7 @@ class RunStore {
   /// all ranks if another run has locked the folder or if it cannot be written;
   /// the exceptions of read_hmac_key().
   RunStore(
-      const Recipe& recipe,
+      const config::Recipe& recipe,
       const mesh::World& world,
       bool fresh,
       LogLine log_line,
@@ -92,7 +92,7 @@ class RunStore {
   bool is_first() const { return world_.rank() == 0; }
   void log_line(const std::string& text) const;
 
-  const Recipe& recipe_;
+  const config::Recipe& recipe_;
   mesh::World world_;
   bool owns_;
   std::filesystem::path path_;
@@ -105,20 +105,22 @@ class RunStore {
 };
 
 /// Returns outputs/<name>/checkpoints.
-std::filesystem::path checkpoints_path(const Recipe& recipe);
+std::filesystem::path checkpoints_path(const config::Recipe& recipe);
 /// Returns outputs/<name>/metrics.jsonl.
-std::string metrics_path(const Recipe& recipe);
+std::string metrics_path(const config::Recipe& recipe);
 
 using InspectFn = std::function<
     void(const checkpoint::StepFolder&, const checkpoint::Manifest&)>;
 /// Calls `look` with the run's newest checkpoint that has a readable manifest,
 /// and with older ones as long as `look` throws checkpoint::CheckpointError.
 /// Does not communicate.
-void inspect_newest(const Recipe& recipe, const InspectFn& look);
+void inspect_newest(const config::Recipe& recipe, const InspectFn& look);
 
 /// Checks that the run in the folder has the same model and data as `recipe`.
 /// Reads the newest checkpoint with a readable manifest. Does not communicate.
 /// Throws: mesh::UsageError if they differ; it has the keys and both values.
-void check_run_fits(const Recipe& recipe, const std::string& data_fingerprint);
+void check_run_fits(
+    const config::Recipe& recipe,
+    const std::string& data_fingerprint);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,12 +8,12 @@
 #include "mesh/communicator/exchange.h"
 #include "mesh/error/error.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json links_to_json(const LinksConfig& links) {
+Json links_to_json(const config::LinksConfig& links) {
   return {
       {"dp_latency_us", links.dp_latency_us},
       {"dp_bandwidth_gb_s", links.dp_bandwidth_gb_s},
@@ -22,7 +22,7 @@ Json links_to_json(const LinksConfig& links) {
 }
 
 // All zero in folders of before there were any.
-LinksConfig links_from_json(const Json& planner) {
+config::LinksConfig links_from_json(const Json& planner) {
   const auto links = planner.value("links", Json::object());
   return {
       .dp_latency_us = links.value("dp_latency_us", 0.0),
@@ -46,7 +46,7 @@ auto parse(const std::string& text, const std::string& source, Read read) {
 
 } // namespace
 
-std::string to_json(const TrainState& state, const Recipe& recipe) {
+std::string to_json(const TrainState& state, const config::Recipe& recipe) {
   const auto& schedule = recipe.lr_schedule;
   Json object{
       {"step", state.step},
@@ -122,4 +122,4 @@ std::vector<BucketNames> gather_bucket_names(
   return result;
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -7,7 +7,7 @@
 #include "config/recipe.h"
 #include "mesh/communicator/communicator.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The state of a run other than its tensors. It is identical on every rank and
 /// mesh.
@@ -49,7 +49,7 @@ struct RunLayout {
   /// The cost model that redistributions were planned with: recipe.cost_model
   /// and recipe.links.
   std::string cost_model;
-  LinksConfig links;
+  config::LinksConfig links;
   /// The resolved recipe as YAML.
   std::string recipe;
   /// The line of metrics.jsonl for the saved step. The file gets it only after
@@ -60,7 +60,7 @@ struct RunLayout {
 /// Returns JSON objects for SaveOptions.state and .layout. The state includes
 /// values that follow from the recipe and the step (random numbers, schedule),
 /// so that a comparison of two checkpoints covers them.
-std::string to_json(const TrainState& state, const Recipe& recipe);
+std::string to_json(const TrainState& state, const config::Recipe& recipe);
 std::string to_json(const RunLayout& layout);
 
 /// Parses the output of to_json().
@@ -70,4 +70,4 @@ TrainState parse_train_state(
     const std::string& source);
 RunLayout parse_run_layout(const std::string& json, const std::string& source);
 
-} // namespace weft::recipes
+} // namespace weft::train

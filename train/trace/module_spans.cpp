@@ -6,7 +6,7 @@
 
 #include "dtensor/scopes/module_call.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // The calls of one module that have not returned; more than one where it
@@ -65,4 +65,4 @@ void add_module_spans(
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -8,7 +8,7 @@ namespace torch::nn {
 class Module;
 } // namespace torch::nn
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// Records a span, named after the module's path in the model, for every later
 /// call of a module of `model` through dtensor::call() while `recorder` is on.
@@ -18,4 +18,4 @@ void add_module_spans(
     torch::nn::Module& model,
     const std::shared_ptr<TraceRecorder>& recorder);
 
-} // namespace weft::recipes
+} // namespace weft::train

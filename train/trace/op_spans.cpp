@@ -19,7 +19,7 @@
 // autograd works with. PRODUCER_INFO is the slot that nothing in libtorch
 // reads or writes.
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 struct RecorderOfThread : c10::DebugInfoBase {
@@ -116,4 +116,4 @@ OpSpans::~OpSpans() {
   at::removeCallback(callback_);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

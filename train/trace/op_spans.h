@@ -7,7 +7,7 @@
 
 #include "train/trace/trace_recorder.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// A scope in which every operator that the calling thread runs, or that
 /// autograd runs for it, becomes a span: an operator on DTensors, and nested in
@@ -27,4 +27,4 @@ class OpSpans {
   at::CallbackHandle callback_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -13,7 +13,7 @@
 #include "train/trace/module_spans.h"
 #include "train/trace/op_spans.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // Tracks of threads come before those of groups.
@@ -35,7 +35,7 @@ std::string title_of(const mesh::World& world, const mesh::DeviceMesh& mesh) {
 } // namespace
 
 StepTracer::StepTracer(
-    const TraceConfig& config,
+    const config::TraceConfig& config,
     std::string run_folder,
     const mesh::World& world,
     const mesh::DeviceMesh& mesh,
@@ -198,4 +198,4 @@ std::string StepTracer::write() {
   return problem.empty() ? message : fmt::format("{}; {}", message, problem);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

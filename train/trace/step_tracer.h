@@ -14,7 +14,7 @@ namespace torch::nn {
 class Module;
 } // namespace torch::nn
 
-namespace weft::recipes {
+namespace weft::train {
 
 class OpSpans;
 
@@ -26,7 +26,7 @@ class StepTracer {
  public:
   /// Installs hooks on `model` if any step is selected.
   StepTracer(
-      const TraceConfig& config,
+      const config::TraceConfig& config,
       std::string run_folder,
       const mesh::World& world,
       const mesh::DeviceMesh& mesh,
@@ -66,7 +66,7 @@ class StepTracer {
   std::string merge(const std::string& folder) const;
   std::string path_of(int64_t rank) const;
 
-  TraceConfig config_;
+  config::TraceConfig config_;
   std::string run_folder_;
   mesh::World world_;
   mesh::DeviceMesh mesh_;
@@ -79,4 +79,4 @@ class StepTracer {
   bool is_written_ = false;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

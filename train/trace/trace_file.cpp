@@ -15,7 +15,7 @@
 
 #include "base/json_text.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::ordered_json;
@@ -233,4 +233,4 @@ std::string merge_chrome_json(
   return file_text(header, lines);
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -9,7 +9,7 @@
 #include "mesh/communicator/flight_recorder.h"
 #include "train/trace/trace_recorder.h"
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// The spans of one rank, ready to be written.
 struct RankTrace {
@@ -44,4 +44,4 @@ std::string merge_chrome_json(
     std::span<const std::string> paths,
     std::vector<std::string>& problems);
 
-} // namespace weft::recipes
+} // namespace weft::train

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-namespace weft::recipes {
+namespace weft::train {
 
 int64_t monotonic_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -58,4 +58,4 @@ TraceSpan::~TraceSpan() {
   }
 }
 
-} // namespace weft::recipes
+} // namespace weft::train

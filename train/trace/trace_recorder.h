@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace weft::recipes {
+namespace weft::train {
 
 /// One span of a trace.
 struct TraceEvent {
@@ -72,4 +72,4 @@ class TraceSpan {
   TraceEvent event_;
 };
 
-} // namespace weft::recipes
+} // namespace weft::train

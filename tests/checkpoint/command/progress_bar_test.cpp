@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace weft::recipes::cli {
+namespace weft::cli {
 namespace {
 
 using ::testing::AllOf;
@@ -67,4 +67,4 @@ TEST(ProgressBar, WritesNothingWithoutATerminal) {
 }
 
 } // namespace
-} // namespace weft::recipes::cli
+} // namespace weft::cli

@@ -18,7 +18,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using test::chirp;
@@ -404,4 +404,4 @@ TEST(CommHookErrors, NameTheEntryOfAStateThatDoesNotFit) {
 }
 
 } // namespace
-} // namespace weft::ddp
+} // namespace weft::data_parallel

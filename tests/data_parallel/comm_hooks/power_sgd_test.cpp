@@ -18,7 +18,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using test::chirp;
@@ -625,4 +625,4 @@ TEST(Orthogonalize, MakesColumnsOrthonormalAndLeavesZerosAlone) {
 }
 
 } // namespace
-} // namespace weft::ddp
+} // namespace weft::data_parallel

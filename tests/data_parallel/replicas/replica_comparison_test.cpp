@@ -11,7 +11,7 @@
 #include "mesh/communicator/flight_recorder.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using test::RankContext;
@@ -160,4 +160,4 @@ TEST(TensorHash, SumsOfBlocksShowRowsThatChangedPlaces) {
 }
 
 } // namespace
-} // namespace weft::ddp
+} // namespace weft::data_parallel

@@ -12,7 +12,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::ddp {
+namespace weft::data_parallel {
 namespace {
 
 using test::entries_named;
@@ -302,4 +302,4 @@ TEST(CheckReplicasEqual, NamesParameterModuleRanksAndSize) {
 }
 
 } // namespace
-} // namespace weft::ddp
+} // namespace weft::data_parallel

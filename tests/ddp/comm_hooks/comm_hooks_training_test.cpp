@@ -79,7 +79,7 @@ struct Outcome {
   int64_t bytes = 0;
 };
 
-using MakeHook = std::function<std::shared_ptr<CommHook>()>;
+using MakeHook = std::function<std::shared_ptr<data_parallel::CommHook>()>;
 
 /// 200 steps on two replicas.
 Outcome train(const MakeHook& make_hook) {
@@ -114,27 +114,34 @@ Outcome train(const MakeHook& make_hook) {
   return outcome;
 }
 
-PowerSGDOptions power_sgd(int64_t rank) {
+data_parallel::PowerSGDOptions power_sgd(int64_t rank) {
   return {.matrix_approximation_rank = rank, .start_powerSGD_iter = 10};
 }
 
 TEST(CommHooksInTraining, MoveFewerBytesAtLittleLoss) {
   const std::map<std::string, MakeHook> hooks{
       {"none", [] { return nullptr; }},
-      {"allreduce_hook", allreduce_hook},
-      {"fp16_compress_hook", fp16_compress_hook},
-      {"bf16_compress_hook", bf16_compress_hook},
+      {"allreduce_hook", data_parallel::allreduce_hook},
+      {"fp16_compress_hook", data_parallel::fp16_compress_hook},
+      {"bf16_compress_hook", data_parallel::bf16_compress_hook},
       {"quantization_perchannel_hook",
-       [] { return quantization_perchannel_hook(); }},
+       [] { return data_parallel::quantization_perchannel_hook(); }},
       {"powerSGD_hook_rank_1",
-       [] { return std::make_shared<PowerSGDHook>(power_sgd(1)); }},
+       [] {
+         return std::make_shared<data_parallel::PowerSGDHook>(power_sgd(1));
+       }},
       {"powerSGD_hook_rank_4",
-       [] { return std::make_shared<PowerSGDHook>(power_sgd(4)); }},
+       [] {
+         return std::make_shared<data_parallel::PowerSGDHook>(power_sgd(4));
+       }},
       {"batched_powerSGD_hook_rank_1",
-       [] { return std::make_shared<BatchedPowerSGDHook>(power_sgd(1)); }},
+       [] {
+         return std::make_shared<data_parallel::BatchedPowerSGDHook>(
+             power_sgd(1));
+       }},
       {"bf16_powerSGD_hook_rank_4", [] {
-         return bf16_compress_wrapper(
-             std::make_shared<PowerSGDHook>(power_sgd(4)));
+         return data_parallel::bf16_compress_wrapper(
+             std::make_shared<data_parallel::PowerSGDHook>(power_sgd(4)));
        }}};
   std::map<std::string, Outcome> outcomes;
   for (const auto& [name, make_hook] : hooks) {
@@ -170,7 +177,8 @@ TEST(CommHooksInTraining, ResumeToTheBitWithTheStateOfTheHook) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({2}, {"dp"});
     const Task task(self);
-    const auto options = PowerSGDOptions{.start_powerSGD_iter = 3};
+    const auto options =
+        data_parallel::PowerSGDOptions{.start_powerSGD_iter = 3};
     const auto steps = [&](Regression& model, auto& ddp, int count) {
       torch::optim::SGD optimizer(
           model.parameters(), torch::optim::SGDOptions(0.1));
@@ -182,7 +190,8 @@ TEST(CommHooksInTraining, ResumeToTheBitWithTheStateOfTheHook) {
     };
     const auto model = std::make_shared<Regression>(0.3);
     DistributedDataParallel ddp(model, mesh);
-    ddp.register_comm_hook(std::make_shared<PowerSGDHook>(options));
+    ddp.register_comm_hook(
+        std::make_shared<data_parallel::PowerSGDHook>(options));
     steps(*model, ddp, 6);
 
     const auto resumed = std::make_shared<Regression>(7.7);
@@ -194,7 +203,8 @@ TEST(CommHooksInTraining, ResumeToTheBitWithTheStateOfTheHook) {
     }
     DistributedDataParallel again(resumed, mesh);
     again.set_bucket_layout(ddp.bucket_names());
-    again.register_comm_hook(std::make_shared<PowerSGDHook>(options));
+    again.register_comm_hook(
+        std::make_shared<data_parallel::PowerSGDHook>(options));
     again.load_comm_hook_state_dict(ddp.comm_hook_state_dict());
     steps(*model, ddp, 4);
     steps(*resumed, again, 4);
@@ -210,7 +220,7 @@ TEST(CommHooksInTraining, OfLocalSgdBringReplicasTogetherNowAndThen) {
     const Task task(self);
     const auto model = std::make_shared<Regression>(0.3);
     DistributedDataParallel ddp(model, mesh);
-    ddp.register_comm_hook(post_localSGD_hook(
+    ddp.register_comm_hook(data_parallel::post_localSGD_hook(
         {.subgroup = new_subgroups(mesh, 2), .start_localSGD_iter = 3}));
     PostLocalSGDOptimizer optimizer(
         std::make_shared<torch::optim::SGD>(

@@ -30,7 +30,9 @@ using test::wave;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void expect_equal(const CommHook::State& a, const CommHook::State& b) {
+void expect_equal(
+    const data_parallel::CommHook::State& a,
+    const data_parallel::CommHook::State& b) {
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, tensor] : a) {
     ASSERT_TRUE(b.contains(name)) << name;
@@ -40,20 +42,23 @@ void expect_equal(const CommHook::State& a, const CommHook::State& b) {
 }
 
 TEST(HookStateRows, PackAnyTensors) {
-  const CommHook::State state{
+  const data_parallel::CommHook::State state{
       {"empty", at::empty({0, 3}, at::kBFloat16)},
       {"iter", at::full({}, 7, at::kLong)},
       {"error.0", wave({3, 5}, 0.2)},
       {"strided", wave({4, 6}, 0.1, at::kFloat).t()}};
-  expect_equal(unpack_hook_state(pack_hook_state(state)), state);
-  expect_equal(unpack_hook_state(pack_hook_state({})), {});
+  expect_equal(
+      data_parallel::unpack_hook_state(data_parallel::pack_hook_state(state)),
+      state);
+  expect_equal(
+      data_parallel::unpack_hook_state(data_parallel::pack_hook_state({})), {});
 }
 
 TEST(HookStateRows, RefuseOtherBytes) {
-  const auto packed = pack_hook_state({{"x", wave({8}, 0.1)}});
+  const auto packed = data_parallel::pack_hook_state({{"x", wave({8}, 0.1)}});
   const auto refused = [](const at::Tensor& bytes) {
     return message_of_thrown<c10::ValueError>(
-        [&] { unpack_hook_state(bytes); });
+        [&] { data_parallel::unpack_hook_state(bytes); });
   };
   EXPECT_THAT(refused(packed.narrow(0, 0, 4)), HasSubstr("too few"));
   EXPECT_THAT(
@@ -92,7 +97,7 @@ TEST(HookStateRows, RefuseHeadersThatAskForTooMuch) {
     SCOPED_TRACE(header);
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>(
-            [&] { unpack_hook_state(with_header(header)); }),
+            [&] { data_parallel::unpack_hook_state(with_header(header)); }),
         HasSubstr("not a comm hook state"));
   }
 }
@@ -102,9 +107,10 @@ struct Training {
   explicit Training(const mesh::DeviceMesh& dp, double bucket_cap_mb = 1e-4)
       : model(std::make_shared<Mlp>(at::kFloat)),
         ddp(model, dp, {.bucket_cap_mb = bucket_cap_mb}),
-        hook(std::make_shared<PowerSGDHook>(PowerSGDOptions{
-            .start_powerSGD_iter = 2,
-            .min_compression_rate = 1.1})),
+        hook(std::make_shared<data_parallel::PowerSGDHook>(
+            data_parallel::PowerSGDOptions{
+                .start_powerSGD_iter = 2,
+                .min_compression_rate = 1.1})),
         optimizer(model->parameters(), 0.05) {
     ddp.register_comm_hook(hook);
   }
@@ -120,7 +126,7 @@ struct Training {
 
   std::shared_ptr<Mlp> model;
   DistributedDataParallel<Mlp> ddp;
-  std::shared_ptr<PowerSGDHook> hook;
+  std::shared_ptr<data_parallel::PowerSGDHook> hook;
   torch::optim::SGD optimizer;
 };
 
@@ -237,7 +243,7 @@ TEST_F(HookStateInCheckpoints, OfRanksOfTheirOwnAreRefusedOnOtherMeshes) {
 
 TEST_F(HookStateInCheckpoints, AlikeOnAllRanksGoesOnOnAnyMesh) {
   const auto hook_of = [](const mesh::DeviceMesh& dp) {
-    return post_localSGD_hook(
+    return data_parallel::post_localSGD_hook(
         {.subgroup = dp.group("dp"), .start_localSGD_iter = 1000});
   };
   const auto step = [](DistributedDataParallel<Mlp>& ddp, int64_t rank) {

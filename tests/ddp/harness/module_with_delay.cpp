@@ -79,14 +79,14 @@ at::Tensor ModuleWithDelay::make_loss(
   return loss;
 }
 
-std::shared_ptr<ddp::CommHook> delayed_hook(
-    std::shared_ptr<ddp::CommHook> hook,
+std::shared_ptr<data_parallel::CommHook> delayed_hook(
+    std::shared_ptr<data_parallel::CommHook> hook,
     const HarnessDelays& delays) {
   const auto sleeper = std::make_shared<RandomSleeper>(delays);
-  return ddp::make_comm_hook(
+  return data_parallel::make_comm_hook(
       "delayed " + hook->name(),
       hook->divides(),
-      [hook, sleeper](const ddp::GradBucket& bucket) {
+      [hook, sleeper](const data_parallel::GradBucket& bucket) {
         sleeper->sleep();
         return hook->run(bucket);
       });

@@ -61,8 +61,8 @@ struct ModuleWithDelay : HarnessModel {
 };
 
 /// A comm hook that is late before it runs `hook`.
-std::shared_ptr<ddp::CommHook> delayed_hook(
-    std::shared_ptr<ddp::CommHook> hook,
+std::shared_ptr<data_parallel::CommHook> delayed_hook(
+    std::shared_ptr<data_parallel::CommHook> hook,
     const HarnessDelays& delays);
 
 } // namespace weft::test

@@ -221,8 +221,8 @@ HarnessTrace train_harness(
         model, mesh["dp"], outer_options(*model, run.options));
     if (run.delays) {
       const auto seed = run.delays->seed * 2000 + mesh.rank();
-      ddp->register_comm_hook(
-          delayed_hook(ddp::all_reduce_by_sum(), {seed, run.delays->max_ms}));
+      ddp->register_comm_hook(delayed_hook(
+          data_parallel::all_reduce_by_sum(), {seed, run.delays->max_ms}));
     }
   }
   torch::optim::SGD optimizer(harness_tensors(*model), harness_sgd());

@@ -13,11 +13,12 @@ namespace {
 constexpr double kPowerSGDTolerance = 1e-7; // of full rank
 constexpr double kStackedTolerance = 2e-3;  // halves
 
-std::shared_ptr<ddp::CommHook> full_rank_power_sgd() {
-  return std::make_shared<ddp::PowerSGDHook>(ddp::PowerSGDOptions{
-      .matrix_approximation_rank = 6,
-      .start_powerSGD_iter = 2,
-      .min_compression_rate = 0.1});
+std::shared_ptr<data_parallel::CommHook> full_rank_power_sgd() {
+  return std::make_shared<data_parallel::PowerSGDHook>(
+      data_parallel::PowerSGDOptions{
+          .matrix_approximation_rank = 6,
+          .start_powerSGD_iter = 2,
+          .min_compression_rate = 0.1});
 }
 
 /// The names of oracle/join.py, and Weft's.
@@ -31,7 +32,7 @@ const std::vector<JoinFeature>& join_features() {
       {"stacked_hook",
        [](JoinSetup& s) {
          s.hook = [] {
-           return ddp::fp16_compress_wrapper(full_rank_power_sgd());
+           return data_parallel::fp16_compress_wrapper(full_rank_power_sgd());
          };
          s.tolerance = std::max(s.tolerance, kStackedTolerance);
        }},

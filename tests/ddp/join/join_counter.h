@@ -13,7 +13,7 @@ namespace weft::test {
 
 /// Counts, over all ranks and iterations, how many had inputs: a joinable of
 /// one collective an iteration.
-class JoinCounter : public ddp::Joinable {
+class JoinCounter : public data_parallel::Joinable {
  public:
   explicit JoinCounter(
       const mesh::Communicator& group,
@@ -23,12 +23,12 @@ class JoinCounter : public ddp::Joinable {
 
   /// One iteration of a rank that has an input.
   void operator()() {
-    ddp::Join::notify_join_context(*this);
+    data_parallel::Join::notify_join_context(*this);
     add(1);
   }
 
-  std::shared_ptr<ddp::JoinHook> join_hook(
-      const ddp::JoinKwargs& kwargs) override {
+  std::shared_ptr<data_parallel::JoinHook> join_hook(
+      const data_parallel::JoinKwargs& kwargs) override {
     last_kwargs = kwargs;
     ++hooks_made;
     return std::make_shared<Hook>(*this);
@@ -43,7 +43,7 @@ class JoinCounter : public ddp::Joinable {
   int64_t ends = 0;
   bool was_last = false;
   int64_t hooks_made = 0;
-  ddp::JoinKwargs last_kwargs;
+  data_parallel::JoinKwargs last_kwargs;
   /// Without a collective of its own.
   bool is_silent = false;
   /// Called first in main_hook() and post_hook().
@@ -51,7 +51,7 @@ class JoinCounter : public ddp::Joinable {
   std::function<void()> in_post_hook = [] {};
 
  private:
-  class Hook : public ddp::JoinHook {
+  class Hook : public data_parallel::JoinHook {
    public:
     explicit Hook(JoinCounter& counter) : counter_(counter) {}
     void main_hook() override {

@@ -34,7 +34,8 @@ const std::function<void()> kNoBody = [] {};
 
 template <class... Each>
 std::string join_refusal(Each*... joinables) {
-  return message_of_thrown<c10::ValueError>([&] { Join join({joinables...}); });
+  return message_of_thrown<c10::ValueError>(
+      [&] { data_parallel::Join join({joinables...}); });
 }
 
 void step_counter(JoinCounter& counter, int64_t steps) {
@@ -52,17 +53,18 @@ TEST(JoinConstruction, RefusesNoneNullAndRepeatedJoinables) {
   run_ranks(2, [](RankContext& self) {
     JoinCounter counter(self.mesh({2}, {"dp"}).group("dp"));
     EXPECT_THAT(
-        message_of_thrown<c10::ValueError>([] { Join join({}); }),
+        message_of_thrown<c10::ValueError>(
+            [] { data_parallel::Join join({}); }),
         HasSubstr("there are no joinables"));
-    Joinable* none = nullptr;
+    data_parallel::Joinable* none = nullptr;
     EXPECT_THAT(
-        join_refusal<Joinable>(&counter, none),
+        join_refusal<data_parallel::Joinable>(&counter, none),
         HasSubstr("joinable 1 is null"));
     EXPECT_THAT(
-        join_refusal<Joinable>(&counter, &counter),
+        join_refusal<data_parallel::Joinable>(&counter, &counter),
         HasSubstr("was given twice"));
     // It is as good as new.
-    Join join({&counter});
+    data_parallel::Join join({&counter});
     join.run([&] { step_counter(counter, 3); });
     EXPECT_EQ(counter.total, 6);
   });
@@ -78,15 +80,15 @@ TEST(JoinConstruction, RefusesDifferentGroupsDevicesAndRows) {
     JoinCounter in_row(mesh.group("dp"), mesh["tp"]);
     JoinCounter in_other_row(mesh.group("dp"), mesh["dp"]);
     EXPECT_THAT(
-        join_refusal<Joinable>(&on_dp, &on_tp),
+        join_refusal<data_parallel::Joinable>(&on_dp, &on_tp),
         AllOf(HasSubstr("different process groups"), HasSubstr("dp")));
     EXPECT_THAT(
-        join_refusal<Joinable>(&on_dp, &elsewhere),
+        join_refusal<data_parallel::Joinable>(&on_dp, &elsewhere),
         AllOf(HasSubstr("different devices"), HasSubstr("meta")));
     EXPECT_THAT(
-        join_refusal<Joinable>(&in_row, &in_other_row),
+        join_refusal<data_parallel::Joinable>(&in_row, &in_other_row),
         HasSubstr("different model-parallel meshes"));
-    Join fits({&on_dp, &in_row});
+    data_parallel::Join fits({&on_dp, &in_row});
   });
 }
 
@@ -95,10 +97,10 @@ TEST(JoinContexts, AreNotNestedAndRunOnce) {
     const auto group = self.mesh({2}, {"dp"}).group("dp");
     JoinCounter counter(group);
     JoinCounter other(group);
-    Join join({&counter});
+    data_parallel::Join join({&counter});
     join.run([&] {
       step_counter(counter, 1);
-      Join nested({&other, &counter});
+      data_parallel::Join nested({&other, &counter});
       EXPECT_THAT(
           message_of_thrown<c10::ValueError>([&] { nested.run(kNoBody); }),
           HasSubstr("nested"));
@@ -109,10 +111,10 @@ TEST(JoinContexts, AreNotNestedAndRunOnce) {
         message_of_thrown<c10::ValueError>([&] { join.run(kNoBody); }),
         HasSubstr("once"));
     // One inside another is fine with joinables of its own.
-    Join outer({&counter});
+    data_parallel::Join outer({&counter});
     outer.run([&] {
       step_counter(counter, 1);
-      Join inner({&other});
+      data_parallel::Join inner({&other});
       inner.run([&] { step_counter(other, self.rank); });
     });
     EXPECT_EQ(counter.total, 7);
@@ -129,8 +131,8 @@ TEST(JoinContexts, HaveNoEffectOnJoinablesOutside) {
     const auto works_alone = [&] {
       EXPECT_FALSE(counter.join_config().enable);
       EXPECT_FALSE(ddp.join_config().enable);
-      EXPECT_FALSE(Join::notify_join_context(counter));
-      EXPECT_FALSE(Join::notify_join_context(ddp));
+      EXPECT_FALSE(data_parallel::Join::notify_join_context(counter));
+      EXPECT_FALSE(data_parallel::Join::notify_join_context(ddp));
       auto& flight_recorder = mesh.group("dp").flight_recorder();
       model->zero_grad();
       flight_recorder.reset();
@@ -145,7 +147,7 @@ TEST(JoinContexts, HaveNoEffectOnJoinablesOutside) {
           test::gradients_of(*model), test::gradients_of(alone));
     };
     works_alone();
-    Join join({&ddp, &counter});
+    data_parallel::Join join({&ddp, &counter});
     join.run([&] {
       EXPECT_TRUE(ddp.join_config().enable);
       EXPECT_TRUE(ddp.join_config().is_first_joinable);
@@ -167,18 +169,19 @@ TEST(JoinContexts, OnlyTheFirstJoinablesNotificationsCount) {
     JoinCounter first(group);
     JoinCounter second(group);
     first.is_silent = second.is_silent = true;
-    Join join({&first, &second}, {.throw_on_early_termination = true});
+    data_parallel::Join join(
+        {&first, &second}, {.throw_on_early_termination = true});
     const auto entries = [&] {
       return static_cast<int64_t>(group.flight_recorder().entries().size());
     };
     join.run([&] {
       const auto begin = entries();
       EXPECT_TRUE(first.join_config().throw_on_early_termination);
-      EXPECT_FALSE(Join::notify_join_context(second));
+      EXPECT_FALSE(data_parallel::Join::notify_join_context(second));
       EXPECT_EQ(entries(), begin);
-      EXPECT_TRUE(Join::notify_join_context(first));
+      EXPECT_TRUE(data_parallel::Join::notify_join_context(first));
       EXPECT_EQ(entries(), begin + 1);
-      EXPECT_FALSE(Join::notify_join_context(second));
+      EXPECT_FALSE(data_parallel::Join::notify_join_context(second));
       EXPECT_EQ(entries(), begin + 1);
     });
   });
@@ -190,7 +193,8 @@ TEST(JoinKwargsTest, GoToEveryHookAndWrongOnesAreRefused) {
     const auto group = mesh.group("dp");
     JoinCounter first(group);
     JoinCounter second(group);
-    Join join({&first, &second}, {}, {{"factor", 2.5}, {"exact", true}});
+    data_parallel::Join join(
+        {&first, &second}, {}, {{"factor", 2.5}, {"exact", true}});
     join.run([&] {
       step_counter(first, 1);
       second();
@@ -205,9 +209,10 @@ TEST(JoinKwargsTest, GoToEveryHookAndWrongOnesAreRefused) {
         std::make_shared<Mlp>(),
         mesh["dp"],
         {.reduce_op = mesh::ReduceOp::kSum});
-    const auto refusal = [](Joinable& joinable, const JoinKwargs& kwargs) {
+    const auto refusal = [](data_parallel::Joinable& joinable,
+                            const data_parallel::JoinKwargs& kwargs) {
       return message_of_thrown<c10::ValueError>([&] {
-        Join refused({&joinable}, {}, kwargs);
+        data_parallel::Join refused({&joinable}, {}, kwargs);
         refused.run(kNoBody);
       });
     };
@@ -217,7 +222,8 @@ TEST(JoinKwargsTest, GoToEveryHookAndWrongOnesAreRefused) {
     EXPECT_THAT(
         refusal(sums, {{"weight_by_samples", true}}),
         HasSubstr("weight_by_samples"));
-    Join fits({&ddp}, {}, {{"divide_by_initial_world_size", false}});
+    data_parallel::Join fits(
+        {&ddp}, {}, {{"divide_by_initial_world_size", false}});
     fits.run([&] { step_ddp(ddp, 0); });
   });
 }
@@ -229,7 +235,7 @@ TEST(JoinRanks, WithoutAnyInputEndWithTheRest) {
       const auto mesh = self.mesh({2}, {"dp"});
       DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
       JoinCounter counter(mesh.group("dp"));
-      Join join({&ddp, &counter});
+      data_parallel::Join join({&ddp, &counter});
       join.run([&] {
         for (int64_t i = 0; i < counts[self.rank]; ++i) {
           step_ddp(ddp, i);
@@ -249,12 +255,13 @@ TEST(JoinEarlyTermination, IsAnErrorOnAllRanksWithRankAndStep) {
       const auto mesh = self.mesh({3}, {"dp"});
       DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
       JoinCounter counter(mesh.group("dp"));
-      std::vector<Joinable*> joinables = {&counter};
+      std::vector<data_parallel::Joinable*> joinables = {&counter};
       if (has_model) {
         joinables = {&ddp, &counter};
       }
       const auto run = [&](const std::vector<int64_t>& counts) {
-        Join join(joinables, {.throw_on_early_termination = true});
+        data_parallel::Join join(
+            joinables, {.throw_on_early_termination = true});
         join.run([&] {
           for (int64_t i = 0; i < counts[self.rank]; ++i) {
             if (has_model) {
@@ -265,14 +272,14 @@ TEST(JoinEarlyTermination, IsAnErrorOnAllRanksWithRankAndStep) {
         });
       };
       EXPECT_THAT(
-          message_of_thrown<EarlyTerminationError>([&] {
+          message_of_thrown<data_parallel::EarlyTerminationError>([&] {
             run({4, 2, 2});
           }),
           AllOf(
               HasSubstr("rank 1 ran out of inputs after 2 iterations"),
               HasSubstr("rank 2 ran out of inputs after 2 iterations"),
               Not(HasSubstr("rank 0 ran out"))));
-      EXPECT_THROW(run({0, 1, 2}), EarlyTerminationError);
+      EXPECT_THROW(run({0, 1, 2}), data_parallel::EarlyTerminationError);
       // Nothing is left behind, and even inputs are no error.
       counter.total = 0;
       run({3, 3, 3});
@@ -304,7 +311,8 @@ TEST(JoinFailures, OfABodyOutsideOfCollectivesAreNamedOnAllRanks) {
           DistributedDataParallel ddp(
               std::make_shared<Mlp>(), mesh["dp"], options);
           const auto run = [&](bool fails) {
-            Join join({&ddp}, {}, {{"weight_by_samples", by_samples}});
+            data_parallel::Join join(
+                {&ddp}, {}, {{"weight_by_samples", by_samples}});
             join.run([&] {
               for (int64_t i = 0; i < counts[self.rank]; ++i) {
                 if (fails && self.rank == 1 && i == failing_step) {
@@ -323,7 +331,7 @@ TEST(JoinFailures, OfABodyOutsideOfCollectivesAreNamedOnAllRanks) {
             }
           } else {
             EXPECT_THAT(
-                message_of_thrown<JoinError>([&] { run(true); }),
+                message_of_thrown<data_parallel::JoinError>([&] { run(true); }),
                 AllOf(HasSubstr("rank 1"), HasSubstr("no such file")));
           }
           run(false); // the group goes on
@@ -338,16 +346,17 @@ TEST(JoinFailures, AreThrownAgainWhereABodyCatchesThem) {
     DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
     int caught = 0;
     EXPECT_THAT(
-        message_of_thrown<EarlyTerminationError>([&] {
-          Join({&ddp}, {.throw_on_early_termination = true}).run([&] {
-            for (int64_t i = 0; i < (self.rank == 0 ? 2 : 6); ++i) {
-              try {
-                step_ddp(ddp, i);
-              } catch (const std::exception&) {
-                ++caught;
-              }
-            }
-          });
+        message_of_thrown<data_parallel::EarlyTerminationError>([&] {
+          data_parallel::Join({&ddp}, {.throw_on_early_termination = true})
+              .run([&] {
+                for (int64_t i = 0; i < (self.rank == 0 ? 2 : 6); ++i) {
+                  try {
+                    step_ddp(ddp, i);
+                  } catch (const std::exception&) {
+                    ++caught;
+                  }
+                }
+              });
         }),
         HasSubstr("rank 0 ran out of inputs after 2 iterations"));
     EXPECT_EQ(caught, self.rank == 0 ? 0 : 4);
@@ -359,7 +368,7 @@ TEST(JoinFailures, OfABodyInARowAreNamedOnAllRanks) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     JoinCounter counter(mesh.group("dp"), mesh["tp"]);
     const auto run = [&] {
-      Join join({&counter});
+      data_parallel::Join join({&counter});
       join.run([&] {
         step_counter(counter, 2);
         if (self.rank == 3) {
@@ -371,7 +380,7 @@ TEST(JoinFailures, OfABodyInARowAreNamedOnAllRanks) {
     if (self.rank == 3) {
       EXPECT_THROW(run(), std::runtime_error);
     } else {
-      const auto message = message_of_thrown<JoinError>(run);
+      const auto message = message_of_thrown<data_parallel::JoinError>(run);
       EXPECT_THAT(
           message, HasSubstr(self.rank == 1 ? "rank 3" : "model-parallel"));
     }
@@ -384,7 +393,7 @@ TEST(JoinFailures, InsideCollectivesEndAllRanks) {
       const auto mesh = self.mesh({2}, {"dp"});
       DistributedDataParallel ddp(std::make_shared<Mlp>(), mesh["dp"]);
       const auto run = [&] {
-        Join join({&ddp});
+        data_parallel::Join join({&ddp});
         join.run([&] {
           if (self.rank == 0 && is_shadowed) {
             return;
@@ -417,7 +426,7 @@ TEST(JoinFailures, OfAHookEndAllRanks) {
       };
       (is_main ? counter.in_main_hook : counter.in_post_hook) = fail;
       const auto run = [&] {
-        Join join({&counter});
+        data_parallel::Join join({&counter});
         join.run([&] { step_counter(counter, 1 + 2 * self.rank); });
         // What comes next finds the group aborted.
         counter();
@@ -448,7 +457,7 @@ TEST(JoinFailures, OfARankThatDiesEndTheOthers) {
       if (self.rank == 1) {
         counter.in_main_hook = die;
       }
-      Join join({&ddp, &counter});
+      data_parallel::Join join({&ddp, &counter});
       EXPECT_THROW(
           join.run([&] {
             for (int64_t i = 0; i < counts[self.rank]; ++i) {
@@ -478,7 +487,7 @@ TEST(JoinImbalance, IsWarnedOfAfterAThousandIterations) {
     const auto warnings_of = [&](int64_t steps) {
       WarningsOfThread handler;
       const c10::WarningUtils::WarningHandlerGuard guard(&handler);
-      Join join({&counter});
+      data_parallel::Join join({&counter});
       join.run([&] { step_counter(counter, self.rank == 0 ? 3 : 3 + steps); });
       return handler.messages;
     };
@@ -499,7 +508,7 @@ TEST(JoinRows, LeaveTogetherWhereMembersHaveDifferentInputs) {
   run_ranks(4, [](RankContext& self) {
     const auto mesh = self.mesh({2, 2}, {"dp", "tp"});
     JoinCounter counter(mesh.group("dp"), mesh["tp"]);
-    Join join({&counter});
+    data_parallel::Join join({&counter});
     int64_t done = 0;
     join.run([&] {
       for (int64_t i = 0; i < (self.rank == 3 ? 2 : 5); ++i) {

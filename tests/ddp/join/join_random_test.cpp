@@ -228,7 +228,7 @@ void run_rank(const Schedule& schedule, RankContext& self, Outcome& outcome) {
   };
   try {
     outcome.trace = test::train_under_join(run, mesh, training);
-  } catch (const EarlyTerminationError& error) {
+  } catch (const data_parallel::EarlyTerminationError& error) {
     outcome.error = Outcome::Error::kEarly;
   } catch (const c10::Error& error) {
     outcome.error = Outcome::Error::kOther;

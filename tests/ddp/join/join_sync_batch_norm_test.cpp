@@ -128,7 +128,7 @@ void train_normalized(const NormalizedRun& run, RankContext& self) {
       std::make_shared<Normalized>(make_sync_batch_norm_group(mesh["dp"]));
   DistributedDataParallel ddp(model, mesh["dp"]);
   torch::optim::SGD optimizer(model->parameters(), test::option_sgd());
-  Join join({&ddp}, {}, test::join_kwargs(run.division));
+  data_parallel::Join join({&ddp}, {}, test::join_kwargs(run.division));
   join.run([&] {
     for (int64_t i = 0; i < run.counts[self.rank]; ++i) {
       const auto step = [&] {

@@ -153,7 +153,7 @@ TEST(JoinShadows, HaveTheReducedGradientsToo) {
       ++step;
     };
     counter.in_main_hook = check;
-    Join join({&ddp, &counter});
+    data_parallel::Join join({&ddp, &counter});
     join.run([&] {
       for (int64_t i = 0; i < counts[self.rank]; ++i) {
         model->zero_grad();
@@ -212,10 +212,11 @@ TEST(JoinShadows, AreToAHookLikeRanksWithoutGradients) {
       auto model = std::make_shared<Mlp>();
       DistributedDataParallel ddp(
           model, self.mesh({3}, {"dp"}), {.bucket_cap_mb = 5e-4});
-      ddp.register_comm_hook(std::make_shared<PowerSGDHook>(PowerSGDOptions{
-          .matrix_approximation_rank = 1,
-          .start_powerSGD_iter = 2,
-          .min_compression_rate = 0.1}));
+      ddp.register_comm_hook(std::make_shared<data_parallel::PowerSGDHook>(
+          data_parallel::PowerSGDOptions{
+              .matrix_approximation_rank = 1,
+              .start_powerSGD_iter = 2,
+              .min_compression_rate = 0.1}));
       torch::optim::SGD optimizer(model->parameters(), test::option_sgd());
       const auto step = [&](int64_t i, double scale) {
         const auto x = wave({4, 6}, double(7 * i + self.rank));
@@ -223,7 +224,7 @@ TEST(JoinShadows, AreToAHookLikeRanksWithoutGradients) {
         (ddp(x).pow(2).mean() * scale).backward();
         optimizer.step();
       };
-      Join join({&ddp}, {.enable = is_joined});
+      data_parallel::Join join({&ddp}, {.enable = is_joined});
       join.run([&] {
         for (int64_t i = 0; i < (is_joined ? counts[self.rank] : 7); ++i) {
           step(i, i < counts[self.rank] ? 1.0 : 0.0);
@@ -242,7 +243,7 @@ TEST(JoinActiveRanks, AreThoseThatHadInputsWhenTheIterationBegan) {
     const std::vector<int64_t> counts = {4, 1, 2};
     auto model = std::make_shared<Mlp>();
     DistributedDataParallel ddp(model, self.mesh({3}, {"dp"}));
-    Join join({&ddp});
+    data_parallel::Join join({&ddp});
     join.run([&] {
       for (int64_t i = 0; i < counts[self.rank]; ++i) {
         ddp(wave({2, 6}, 0.1)).sum().backward();
@@ -276,7 +277,7 @@ void expect_epochs(RankContext& self, int64_t tp, const Make& make) {
     return test::option_inputs("mlp", 2, 100 * epoch + 10 * i + rank);
   };
   for (int epoch = 0; epoch < 3; ++epoch) {
-    Join join({&ddp, &joined});
+    data_parallel::Join join({&ddp, &joined});
     join.run([&] {
       for (int64_t i = 0; i < count(replica, epoch); ++i) {
         optimizer->zero_grad();
@@ -337,7 +338,7 @@ TEST(JoinDisabled, DoesNotCommunicate) {
       };
       mesh.group("dp").flight_recorder().reset();
       if (is_joined) {
-        Join join({&ddp}, {.enable = false});
+        data_parallel::Join join({&ddp}, {.enable = false});
         join.run(body);
       } else {
         body();
@@ -362,14 +363,14 @@ TEST(JoinCost, IsOneCollectiveAnIterationHoweverManyJoinables) {
       auto model = std::make_shared<Mlp>();
       DistributedDataParallel ddp(model, mesh);
       std::vector<std::unique_ptr<JoinCounter>> own;
-      std::vector<Joinable*> joinables = {&ddp};
+      std::vector<data_parallel::Joinable*> joinables = {&ddp};
       for (size_t i = 0; i < counters; ++i) {
         own.push_back(std::make_unique<JoinCounter>(mesh.group("dp")));
         own.back()->is_silent = true;
         joinables.push_back(own.back().get());
       }
       flight_recorder.reset();
-      Join join(joinables, {.enable = is_joined});
+      data_parallel::Join join(joinables, {.enable = is_joined});
       join.run([&] {
         for (int64_t i = 0; i < steps; ++i) {
           ddp(wave({2, 6}, double(i))).sum().backward();

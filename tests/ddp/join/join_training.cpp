@@ -13,10 +13,10 @@ namespace weft::test {
 namespace {
 
 /// Calls the test before each reduction.
-class WatchedHook : public ddp::CommHook {
+class WatchedHook : public data_parallel::CommHook {
  public:
   WatchedHook(
-      std::shared_ptr<ddp::CommHook> inner,
+      std::shared_ptr<data_parallel::CommHook> inner,
       std::function<void()> before)
       : inner_(std::move(inner)), before_(std::move(before)) {}
 
@@ -24,13 +24,14 @@ class WatchedHook : public ddp::CommHook {
   bool divides() const override { return inner_->divides(); }
   bool can_be_tried() const override { return false; }
   void on_rebuilt_buckets() override { inner_->on_rebuilt_buckets(); }
-  ddp::BucketFuture run(const ddp::GradBucket& bucket) override {
+  data_parallel::BucketFuture run(
+      const data_parallel::GradBucket& bucket) override {
     before_();
     return inner_->run(bucket);
   }
 
  private:
-  std::shared_ptr<ddp::CommHook> inner_;
+  std::shared_ptr<data_parallel::CommHook> inner_;
   std::function<void()> before_;
 };
 
@@ -47,7 +48,7 @@ class JoinLoop {
         training_(training),
         replica_(mesh.coordinate("dp")),
         model_(make_replica(setup_, mesh)),
-        parameters_(tensors_of(unique_parameters(*model_))),
+        parameters_(data_parallel::tensors_of(unique_parameters(*model_))),
         optimizer_(parameters_, option_sgd()) {
     if (setup_.has_experts) {
       setup_.options.parameter_groups = {
@@ -69,11 +70,12 @@ class JoinLoop {
   }
 
   OptionTrace train() {
-    std::vector<ddp::Joinable*> joinables = {ddp_.get()};
+    std::vector<data_parallel::Joinable*> joinables = {ddp_.get()};
     for (auto* each : training_.joinables) {
       joinables.push_back(each);
     }
-    ddp::Join join(joinables, training_.options, join_kwargs(run_.division));
+    data_parallel::Join join(
+        joinables, training_.options, join_kwargs(run_.division));
     join.run([this] {
       for (int64_t i = 0; i < run_.counts.at(replica_); ++i) {
         run_batch(i);
@@ -209,7 +211,7 @@ mesh::DeviceMesh join_pair_of(const RankContext& self) {
           std::to_string(self.world.next_id())));
 }
 
-ddp::JoinKwargs join_kwargs(Division division) {
+data_parallel::JoinKwargs join_kwargs(Division division) {
   switch (division) {
     case Division::kInitial:
       return {};

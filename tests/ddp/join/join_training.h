@@ -15,13 +15,13 @@ namespace weft::test {
 
 /// The options of a training.
 struct JoinTraining {
-  ddp::JoinOptions options = {};
+  data_parallel::JoinOptions options = {};
   /// Called with the place and the number of the batch: "forward" before one,
   /// "loss" before its backward, "step" before the optimizer's, "reduced"
   /// behind it, and "hook" with -1 in a comm hook before a reduction.
   std::function<void(const std::string& place, int64_t batch)> at = {};
   /// In the same Join, behind the model.
-  std::vector<ddp::Joinable*> joinables = {};
+  std::vector<data_parallel::Joinable*> joinables = {};
   /// Over which experts are reduced.
   std::optional<mesh::DeviceMesh> experts = {};
 };
@@ -44,7 +44,7 @@ std::vector<OptionTrace> train_ranks_under_join(
 mesh::DeviceMesh join_pair_of(const RankContext& self);
 
 /// The kwargs of a Join.
-ddp::JoinKwargs join_kwargs(Division division);
+data_parallel::JoinKwargs join_kwargs(Division division);
 
 /// Rows that a replica gets as its input number `batch`.
 at::Tensor join_inputs(const JoinSetup& setup, int64_t replica, int64_t batch);

@@ -16,7 +16,7 @@ struct OptionSetup {
   std::string model = "mlp";
   at::ScalarType dtype = at::kDouble;
   ddp::DistributedDataParallelOptions options = {};
-  std::function<std::shared_ptr<ddp::CommHook>()> hook = {};
+  std::function<std::shared_ptr<data_parallel::CommHook>()> hook = {};
 
   /// Forwards of a step. If `joint`, their losses are added up before one
   /// backward.

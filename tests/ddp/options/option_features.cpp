@@ -62,7 +62,7 @@ void skip_unused(OptionSetup& s) {
 
 void use_hook(
     OptionSetup& s,
-    std::shared_ptr<ddp::CommHook> (*make)(),
+    std::shared_ptr<data_parallel::CommHook> (*make)(),
     double tolerance) {
   s.hook = make;
   s.tolerance = std::max(s.tolerance, tolerance);
@@ -178,13 +178,17 @@ const std::vector<OptionFeature>& features_of_pytorch() {
        [](S& s) { s.options.lazy_bucket_allocation = true; }},
       {"Hook",
        "allreduce_hook",
-       [](S& s) { use_hook(s, ddp::allreduce_hook, 0); }},
+       [](S& s) { use_hook(s, data_parallel::allreduce_hook, 0); }},
       {"Hook",
        "fp16_compress_hook",
-       [](S& s) { use_hook(s, ddp::fp16_compress_hook, kHalfTolerance); }},
+       [](S& s) {
+         use_hook(s, data_parallel::fp16_compress_hook, kHalfTolerance);
+       }},
       {"Hook",
        "bf16_compress_hook",
-       [](S& s) { use_hook(s, ddp::bf16_compress_hook, kBFloat16Tolerance); }},
+       [](S& s) {
+         use_hook(s, data_parallel::bf16_compress_hook, kBFloat16Tolerance);
+       }},
       {"Ignore",
        "ignored_parameters",
        [](S& s) {

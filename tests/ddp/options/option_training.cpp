@@ -185,7 +185,7 @@ class ReplicasByHand {
       const at::NoGradGuard no_grad;
       auto model = make_replica(setup, rank);
       auto optimizer = std::make_unique<torch::optim::SGD>(
-          tensors_of(unique_parameters(*model)), option_sgd());
+          data_parallel::tensors_of(unique_parameters(*model)), option_sgd());
       replicas_.push_back(
           {model,
            make_low_replica(setup, rank, model),
@@ -328,7 +328,7 @@ OptionTrace train_with_ddp(
   const auto replicas = mesh.size("dp");
   const bool is_cut = mesh.size("tp") > 1;
   const auto model = make_replica(setup, mesh);
-  const auto parameters = tensors_of(unique_parameters(*model));
+  const auto parameters = data_parallel::tensors_of(unique_parameters(*model));
   torch::optim::SGD optimizer(parameters, option_sgd());
   const ddp::OptimizerFactory make_sgd = [](auto some) {
     return std::make_unique<torch::optim::SGD>(std::move(some), option_sgd());

@@ -38,13 +38,13 @@ inline std::vector<Shapes> stored_shapes() {
 }
 
 /// A bucket of gradients of these shapes over `buffer`, row-major.
-inline ddp::GradBucket make_bucket(
+inline data_parallel::GradBucket make_bucket(
     const at::Tensor& buffer,
     const Shapes& shapes,
     const mesh::Communicator& group,
     size_t index = 0,
     bool is_last = true) {
-  ddp::GradBucket bucket{
+  data_parallel::GradBucket bucket{
       .index = index,
       .is_last = is_last,
       .buffer = buffer,
@@ -72,7 +72,9 @@ inline int64_t numel_of(const Shapes& shapes) {
 }
 
 /// Runs a hook on a bucket and gives its result, which is in the buffer.
-inline at::Tensor reduce(ddp::CommHook& hook, const ddp::GradBucket& bucket) {
+inline at::Tensor reduce(
+    data_parallel::CommHook& hook,
+    const data_parallel::GradBucket& bucket) {
   const auto result = hook.run(bucket).wait();
   EXPECT_EQ(result.sizes(), bucket.buffer.sizes());
   EXPECT_EQ(result.scalar_type(), bucket.buffer.scalar_type());
@@ -83,13 +85,13 @@ inline at::Tensor reduce(ddp::CommHook& hook, const ddp::GradBucket& bucket) {
 /// Returns a hook's results of iteration `iteration` of comm_hooks.py, one per
 /// bucket.
 inline std::vector<at::Tensor> reduce_iteration(
-    ddp::CommHook& hook,
+    data_parallel::CommHook& hook,
     int64_t iteration,
     const mesh::Communicator& group,
     at::ScalarType dtype) {
   const auto shapes = stored_shapes();
-  std::vector<ddp::GradBucket> buckets;
-  std::vector<ddp::BucketFuture> futures;
+  std::vector<data_parallel::GradBucket> buckets;
+  std::vector<data_parallel::BucketFuture> futures;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const double phase = 0.3 + 0.37 * static_cast<double>(iteration) +
                          0.91 * static_cast<double>(group.rank()) +

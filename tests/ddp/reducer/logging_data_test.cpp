@@ -121,8 +121,8 @@ TEST(DDPLoggingData, DescribesModelMeshAndOptions) {
     options.bucket_cap_mb = 0.5;
     options.find_unused_parameters = true;
     options.forward_sync_buffers = false;
-    const auto data =
-        describe_construction(model, parameters_of(model), mesh, options);
+    const auto data = describe_construction(
+        model, data_parallel::parameters_of(model), mesh, options);
     EXPECT_EQ(data.module_name, "Mlp");
     EXPECT_EQ(data.world_size, 2);
     EXPECT_EQ(data.rank, self.rank);
@@ -149,7 +149,7 @@ TEST(DDPLoggingData, DescribesModelMeshAndOptions) {
 TEST(DDPLoggingData, CountsWhatThisRankHoldsOfADTensor) {
   run_ranks(2, [](RankContext& self) {
     const auto mesh = self.mesh({1, 2}, {"dp", "tp"});
-    const std::vector<NamedTensor> parameters{
+    const std::vector<data_parallel::NamedTensor> parameters{
         {"a",
          dtensor::distribute_tensor(
              at::ones({4, 6}), mesh["tp"], {dtensor::Shard(0)})},

@@ -141,7 +141,8 @@ struct TiedHead : torch::nn::Module {
 
 TEST(DescribeUnused, SaysNothingIfAllGotAGradient) {
   const Mlp model;
-  EXPECT_EQ(describe_unused(model, parameters_of(model), {}), "");
+  EXPECT_EQ(
+      describe_unused(model, data_parallel::parameters_of(model), {}), "");
 }
 
 TEST(DescribeUnused, GroupsByModuleAndSaysWhyAndSinceWhen) {
@@ -149,7 +150,7 @@ TEST(DescribeUnused, GroupsByModuleAndSaysWhyAndSinceWhen) {
   EXPECT_EQ(
       describe_unused(
           model,
-          parameters_of(model),
+          data_parallel::parameters_of(model),
           {.iteration = 7,
            .without_gradient = {1, 2, 3},
            .not_in_graph = std::vector<size_t>{2, 3},
@@ -163,7 +164,7 @@ TEST(DescribeUnused, GroupsByModuleAndSaysWhyAndSinceWhen) {
 
 TEST(DescribeUnused, NamesAllModulesOfATiedParameterAndTheModelItself) {
   const TiedHead model;
-  const auto parameters = parameters_of(model);
+  const auto parameters = data_parallel::parameters_of(model);
   ASSERT_EQ(parameters.size(), 5U);
   std::vector<size_t> all{0, 1, 2, 3, 4};
   EXPECT_EQ(

@@ -23,19 +23,19 @@
 namespace weft {
 namespace {
 
+using cli::bench::median;
+using cli::bench::microseconds;
+using cli::bench::rounded;
 using ddp::ZeroPartition;
 using ddp::ZeroRedundancyOptimizer;
-using recipes::LlamaForCausalLMImpl;
-using recipes::bench::median;
-using recipes::bench::microseconds;
-using recipes::bench::rounded;
+using models::LlamaForCausalLMImpl;
 
 constexpr int64_t kBenchBatch = 4;
 constexpr int64_t kBenchSequence = 128;
 constexpr int64_t kBenchVocab = 256;
 
-recipes::LlamaConfig config_of(int64_t dim, int64_t layers) {
-  recipes::LlamaConfig config;
+models::LlamaConfig config_of(int64_t dim, int64_t layers) {
+  models::LlamaConfig config;
   config.dim = dim;
   config.layers = layers;
   config.heads = dim / 32;
@@ -109,7 +109,7 @@ struct Variant {
 
 Variant make_variant(
     std::string name,
-    const recipes::LlamaConfig& config,
+    const models::LlamaConfig& config,
     const mesh::DeviceMesh& dp,
     std::optional<ddp::ZeroRedundancyOptimizerOptions> options) {
   Variant variant;
@@ -136,7 +136,7 @@ Variant make_variant(
 }
 
 std::vector<Variant> make_variants(
-    const recipes::LlamaConfig& config,
+    const models::LlamaConfig& config,
     const mesh::DeviceMesh& dp) {
   std::vector<Variant> all;
   all.push_back(make_variant("plain", config, dp, std::nullopt));

@@ -210,7 +210,9 @@ TEST(ZeroState, IsWhatDistributedDataParallelGivesOfTheOptimizer) {
     const auto state = model.optimizer_state_dict(*optimizer);
     ASSERT_EQ(state.size(), own.size());
     for (const auto& [key, value] : own) {
-      EXPECT_TRUE(local_part(state.at(key)).equal(local_part(value))) << key;
+      EXPECT_TRUE(data_parallel::local_part(state.at(key))
+                      .equal(data_parallel::local_part(value)))
+          << key;
     }
     model.load_optimizer_state_dict(*optimizer, state);
     EXPECT_THAT(

@@ -473,7 +473,7 @@ TEST(ZeroJoin, TrainsWithUnevenInputsAsOneRank) {
       optimizer->before_update(
           [&] { torch::nn::utils::clip_grad_norm_(model->parameters(), 0.1); });
       optimizer->wait_before_forward(*model);
-      Join join({&ddp, optimizer.get()});
+      data_parallel::Join join({&ddp, optimizer.get()});
       join.run([&] {
         for (int64_t step = 0; step < counts[self.rank]; ++step) {
           optimizer->zero_grad();

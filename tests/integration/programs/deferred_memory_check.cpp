@@ -6,7 +6,7 @@
 #include "cli/bench/benches.h"
 
 int main() {
-  using weft::recipes::bench::measure_deferred_memory;
+  using weft::cli::bench::measure_deferred_memory;
   const auto result =
       measure_deferred_memory({.layers = 4, .dim = 4096, .threads = 1});
   // Beside the parts: what threads and libraries touch meanwhile.

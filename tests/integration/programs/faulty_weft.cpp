@@ -67,7 +67,7 @@ at::Tensor spoil(const at::Tensor& gradient, const std::string& value) {
 }
 
 // Each token for itself.
-class FaultyImpl : public recipes::Model {
+class FaultyImpl : public models::Model {
  public:
   explicit FaultyImpl(int64_t width)
       : up(register_module("up", torch::nn::Embedding(256, width))),
@@ -105,19 +105,19 @@ class FaultyImpl : public recipes::Model {
   bool is_listening_ = false;
 };
 
-recipes::ModelType faulty() {
-  return recipes::model_type<int64_t>(
+models::ModelType faulty() {
+  return models::model_type<int64_t>(
       {.name = "faulty",
        .title = "faulty model",
        .config =
-           [](recipes::ModelOptions& options) {
+           [](config::ModelOptions& options) {
              return options.get<int64_t>("width", {.fallback = 32});
            },
        .outputs = [](const int64_t& /*width*/) { return int64_t{256}; },
-       .make = [](const int64_t& width) -> std::shared_ptr<recipes::Model> {
+       .make = [](const int64_t& width) -> std::shared_ptr<models::Model> {
          return std::make_shared<FaultyImpl>(width);
        },
-       .plan = [](const recipes::PlanOptions& options,
+       .plan = [](const models::PlanOptions& options,
                   const int64_t& /*width*/) -> tp::ParallelizePlan {
          return {
              {"up", tp::ColwiseParallel()},
@@ -163,6 +163,5 @@ void set_locale() {
 int main(int argc, char** argv) {
   weft::test::set_locale();
   weft::test::set_delay();
-  weft::base::end_process(
-      weft::recipes::cli::main(argc, argv, {weft::test::faulty()}));
+  weft::base::end_process(weft::cli::main(argc, argv, {weft::test::faulty()}));
 }

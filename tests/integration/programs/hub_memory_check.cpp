@@ -27,7 +27,7 @@
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 namespace fs = std::filesystem;
@@ -35,13 +35,13 @@ namespace fs = std::filesystem;
 // All weights 0.5, a file of about 300 MB each.
 void write_model(
     const fs::path& path,
-    const ModelConfig& model,
+    const config::ModelConfig& model,
     at::ScalarType dtype) {
   const auto folder = checkpoint::Folder::open(path);
-  hub::write_small_file(
-      folder, hub::kConfigName, hub::write_config(model, 128, "", ""));
-  const auto map = hub::tensor_map(model);
-  std::vector<hub::Planned> all;
+  hf::write_small_file(
+      folder, hf::kConfigName, hf::write_config(model, 128, "", ""));
+  const auto map = hf::tensor_map(model);
+  std::vector<hf::Planned> all;
   for (const auto& [name, shape] : map.hub) {
     all.push_back({name, dtype, shape});
   }
@@ -49,11 +49,11 @@ void write_model(
   std::string index;
   for (size_t first = 0; first < all.size(); first += kPerFile) {
     const auto file = fmt::format("model-{}.safetensors", first);
-    const std::vector<hub::Planned> part(
+    const std::vector<hf::Planned> part(
         all.begin() + static_cast<std::ptrdiff_t>(first),
         all.begin() + static_cast<std::ptrdiff_t>(
                           std::min(first + kPerFile, all.size())));
-    hub::WeightWriter writer(folder, file, part);
+    hf::WeightWriter writer(folder, file, part);
     for (const auto& tensor : part) {
       writer.append(
           at::full(tensor.shape, 0.5, at::TensorOptions().dtype(dtype)));
@@ -62,14 +62,14 @@ void write_model(
     }
     writer.finish();
   }
-  hub::write_small_file(
+  hf::write_small_file(
       folder,
       "model.safetensors.index.json",
       R"({"weight_map":{)" + index + "}}");
 }
 
-ModelConfig model_of(int64_t dim, int64_t layers) {
-  ModelConfig model;
+config::ModelConfig model_of(int64_t dim, int64_t layers) {
+  config::ModelConfig model;
   model.dim = dim;
   model.layers = layers;
   model.heads = 8;
@@ -88,22 +88,22 @@ struct Growth {
 // From before the model is built until it has its weights.
 Growth measure(const std::string& folder, const mesh::World& world) {
   const auto tp = world.world_size();
-  auto recipe = parse_recipe(
+  auto recipe = train::parse_recipe(
       fmt::format(
           "model: {{from: {}}}\nmesh: {{dp: 1, tp: {}}}\n"
           "data: {{paths: [none], sequence_length: 128}}\n",
           folder,
           tp),
       "check");
-  validate(recipe, tp);
+  train::validate(recipe, tp);
   const auto mesh = mesh::DeviceMesh::create(world, {1, tp}, {"dp", "tp"});
   world.group().barrier();
   std::ofstream("/proc/self/clear_refs") << "5"; // the peak is now
-  const int64_t before = bench::status_bytes("VmRSS");
-  auto job = make_train_job(recipe, mesh);
-  load_initial_weights(recipe, job);
+  const int64_t before = cli::bench::status_bytes("VmRSS");
+  auto job = train::make_train_job(recipe, mesh);
+  train::load_initial_weights(recipe, job);
   Growth growth;
-  growth.peak = bench::status_bytes("VmHWM") - before;
+  growth.peak = cli::bench::status_bytes("VmHWM") - before;
   for (const auto& parameter : job.model->parameters()) {
     const auto local = dtensor::to_local(parameter.detach());
     growth.shard += static_cast<int64_t>(local.nbytes());
@@ -152,8 +152,8 @@ int check(int argc, char** argv) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration
 
 int main(int argc, char** argv) {
-  return weft::recipes::check(argc, argv);
+  return weft::integration::check(argc, argv);
 }

@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   try {
     weft::test::run(argv);
   } catch (...) {
-    return weft::recipes::cli::report_exception("odd_collective");
+    return weft::cli::report_exception("odd_collective");
   }
   return 0;
 }

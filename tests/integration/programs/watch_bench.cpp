@@ -35,7 +35,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::integration {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -54,13 +54,15 @@ double ms_since(BenchClock::time_point start) {
       .count();
 }
 
-size_t parameters_of_recipe(const Recipe& recipe, const mesh::World& world) {
-  Trainer trainer(recipe, world);
-  return ddp::parameters_of(*trainer.job().model).size();
+size_t parameters_of_recipe(
+    const config::Recipe& recipe,
+    const mesh::World& world) {
+  train::Trainer trainer(recipe, world);
+  return data_parallel::parameters_of(*trainer.job().model).size();
 }
 
 Json bench_flips(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     int64_t count,
     uint64_t seed,
@@ -101,10 +103,13 @@ Json bench_flips(
       {"not_found", missed}};
 }
 
-Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
+Json bench_cost(
+    const config::Recipe& recipe,
+    const mesh::World& world,
+    int64_t pairs) {
   constexpr int64_t kWarmup = 6;
-  Trainer trainer(recipe, world);
-  IntegrityChecker integrity_checker(
+  train::Trainer trainer(recipe, world);
+  train::IntegrityChecker integrity_checker(
       recipe, trainer.job(), [](const std::string&) {});
   std::vector<double> with;
   std::vector<double> without;
@@ -163,11 +168,11 @@ Json bench_cost(const Recipe& recipe, const mesh::World& world, int64_t pairs) {
   }
   return {
       {"pairs", pairs},
-      {"with_ms", bench::median(with)},
-      {"without_ms", bench::median(without)},
-      {"ratio", bench::median(ratios)},
-      {"seal_ms", bench::median(alone)},
-      {"check_ms", bench::median(compare)},
+      {"with_ms", cli::bench::median(with)},
+      {"without_ms", cli::bench::median(without)},
+      {"ratio", cli::bench::median(ratios)},
+      {"seal_ms", cli::bench::median(alone)},
+      {"check_ms", cli::bench::median(compare)},
       {"step_cpu_ms", step_cpu},
       {"seal_cpu_ms", seal_cpu / static_cast<double>(pairs)},
       {"check_cpu_ms", check_cpu / static_cast<double>(pairs)}};
@@ -207,12 +212,12 @@ double bookkeeping_ms(int64_t calls) {
 }
 
 Json bench_checks(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     int64_t calls) {
   constexpr int64_t kWarmup = 6;
   const int64_t steps = std::max<int64_t>(calls / 100, 1);
-  Trainer trainer(recipe, world);
+  train::Trainer trainer(recipe, world);
   const auto called = [&] {
     uint64_t sum = 0;
     for (const std::string dim : {"dp", "tp"}) {
@@ -252,7 +257,7 @@ class Slower {
  public:
   /// `parts`: how often forward and backward run in a step.
   Slower(
-      Trainer& trainer,
+      train::Trainer& trainer,
       const std::string& text,
       int64_t rank,
       int64_t parts) {
@@ -266,7 +271,7 @@ class Slower {
     if (phase_ != "other") {
       share_ /= static_cast<double>(parts);
     }
-    const auto parameters = ddp::parameters_of(*trainer.job().model);
+    const auto parameters = data_parallel::parameters_of(*trainer.job().model);
     if (phase_ == "backward") {
       parameters.back().tensor.register_hook(
           [this](const at::Tensor&) { rest(); });
@@ -302,20 +307,20 @@ class Slower {
 };
 
 Json bench_straggler(
-    const Recipe& recipe,
+    const config::Recipe& recipe,
     const mesh::World& world,
     int64_t steps,
     const std::string& slower) {
   constexpr int64_t kSettle = 40;
-  Trainer trainer(recipe, world);
+  train::Trainer trainer(recipe, world);
   Json said = Json::array();
   int64_t step = 0;
-  StragglerMonitor watch(
+  train::StragglerMonitor watch(
       recipe, trainer.job().mesh, [&](const std::string& text) {
         said.push_back({step + 1 - kSettle, text});
       });
   trainer.set_phase_clock(watch.clock());
-  Slower slow(trainer, slower, world.rank(), accumulation_steps(recipe));
+  Slower slow(trainer, slower, world.rank(), train::accumulation_steps(recipe));
   std::vector<double> busy;
   const auto start = BenchClock::now();
   for (; step < steps + kSettle; ++step) {
@@ -323,7 +328,7 @@ Json bench_straggler(
     if (step < kSettle) {
       busy.push_back(metrics.step_ms - metrics.comm_ms);
     } else {
-      slow.set_busy(bench::median(busy));
+      slow.set_busy(cli::bench::median(busy));
       slow.between_steps();
     }
     watch.step_done();
@@ -331,7 +336,7 @@ Json bench_straggler(
   return {
       {"steps", steps},
       {"slower", slower},
-      {"busy_ms", bench::median(busy)},
+      {"busy_ms", cli::bench::median(busy)},
       {"step_ms", ms_since(start) / static_cast<double>(step)},
       {"seconds", ms_since(start) / 1e3},
       {"said", said}};
@@ -344,9 +349,9 @@ int run(int argc, char** argv) {
   }
   const std::string mode = argv[1];
   const std::vector<std::string> overrides(argv + 5, argv + argc);
-  auto recipe = load_recipe(argv[2], overrides);
+  auto recipe = train::load_recipe(argv[2], overrides);
   const auto world = mesh::World::from_env();
-  validate(recipe, world.world_size());
+  train::validate(recipe, world.world_size());
   torch::set_num_threads(1);
   const int64_t count = std::stoll(argv[3]);
   Json result;
@@ -367,8 +372,8 @@ int run(int argc, char** argv) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::integration
 
 int main(int argc, char** argv) {
-  return weft::recipes::run(argc, argv);
+  return weft::integration::run(argc, argv);
 }

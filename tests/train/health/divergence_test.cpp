@@ -5,7 +5,7 @@
 
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::HasSubstr;
@@ -54,7 +54,7 @@ TEST(DescribeDivergence, ABrokenSeal) {
 }
 
 TEST(TieRecords, SurviveAsTextForTheSameRecipeOnly) {
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.name = "a";
   const TieRecord record{
       .what = "x", .step = 9, .tied_ranks = {0, 2}, .values = {-5, 7, 6, 7}};
@@ -85,4 +85,4 @@ TEST(DescribeReplay, WhoHasWhatItHadWasRight) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -22,7 +22,7 @@
 #include "train/store/train_state.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -34,8 +34,10 @@ using Kind = NonFiniteFinding::Kind;
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-TrainConfig policy_config(const std::string& policy, int64_t streak = 10) {
-  TrainConfig config;
+config::TrainConfig policy_config(
+    const std::string& policy,
+    int64_t streak = 10) {
+  config::TrainConfig config;
   config.on_non_finite = policy;
   config.max_consecutive_non_finite = streak;
   return config;
@@ -44,7 +46,7 @@ TrainConfig policy_config(const std::string& policy, int64_t streak = 10) {
 TEST(NonFinitePolicy, StopNamesStepAndReason) {
   NonFinitePolicy policy(policy_config("stop"));
   EXPECT_THAT(
-      message_of<NonFiniteError>(
+      fixtures::message_of<NonFiniteError>(
           [&] { policy.on_non_finite(7, {"the loss is nan on rank 2"}); }),
       StartsWith(
           "step 7: the loss is nan on rank 2. The weights were not updated. "));
@@ -63,7 +65,8 @@ TEST(NonFinitePolicy, SkipsUpToTheCapInARow) {
   policy.on_non_finite(6, {"so"});
   policy.on_non_finite(7, {"so"});
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(8, {"so"}); }),
+      fixtures::message_of<NonFiniteError>(
+          [&] { policy.on_non_finite(8, {"so"}); }),
       AllOf(
           StartsWith("step 8: so. The weights were not updated, as in the "
                      "previous 2 steps. The run ends because of "
@@ -76,7 +79,8 @@ TEST(NonFinitePolicy, AWeightEndsTheRunWithTheUpdateThatMadeItSo) {
   const NonFiniteCause cause{
       .text = "the weight w holds nan on rank 0", .is_weight = true};
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(1, cause); }),
+      fixtures::message_of<NonFiniteError>(
+          [&] { policy.on_non_finite(1, cause); }),
       AllOf(
           StartsWith("step 1: the weight w holds nan on rank 0. It did before "
                      "the first update. "),
@@ -84,7 +88,8 @@ TEST(NonFinitePolicy, AWeightEndsTheRunWithTheUpdateThatMadeItSo) {
           Not(HasSubstr("optimizer.lr"))));
   policy.on_finite();
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(2, cause); }),
+      fixtures::message_of<NonFiniteError>(
+          [&] { policy.on_non_finite(2, cause); }),
       HasSubstr("An earlier update made it so. Lower optimizer.lr"));
 }
 
@@ -92,7 +97,8 @@ TEST(NonFinitePolicy, AStreakGoesOnInTheNextProcess) {
   NonFinitePolicy policy(policy_config("skip", 2));
   policy.set_streak(2);
   EXPECT_THAT(
-      message_of<NonFiniteError>([&] { policy.on_non_finite(3, {"so"}); }),
+      fixtures::message_of<NonFiniteError>(
+          [&] { policy.on_non_finite(3, {"so"}); }),
       HasSubstr("as in the previous 2 steps"));
 }
 
@@ -126,7 +132,7 @@ class NonFiniteTest : public ::testing::Test {
     folder_.write("text.txt", text);
   }
 
-  Recipe recipe(
+  config::Recipe recipe(
       int64_t dp,
       int64_t tp,
       const std::vector<std::string>& overrides = {}) const {
@@ -148,7 +154,7 @@ class NonFiniteTest : public ::testing::Test {
     return recipe;
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 at::Tensor own_part(const at::Tensor& tensor) {
@@ -240,7 +246,8 @@ TEST_F(NonFiniteTest, OneElementOnOneRankIsNamedOnAll) {
             *injected = value;
           }
           EXPECT_THAT(
-              message_of<NonFiniteError>([&] { trainer.train_step(step); }),
+              fixtures::message_of<NonFiniteError>(
+                  [&] { trainer.train_step(step); }),
               StartsWith(fmt::format(
                   "step {}: the gradient of {} {} on rank {}. The weights were "
                   "not updated. ",
@@ -350,24 +357,24 @@ TEST_F(NonFiniteTest, AWeightThatIsNotFiniteIsNamed) {
       dtensor::dtensor_impl(weight)->local().view(-1)[5].fill_(kInfinite);
     }
     EXPECT_THAT(
-        message_of<NonFiniteError>([&] { trainer.check_weights(1); }),
+        fixtures::message_of<NonFiniteError>([&] { trainer.check_weights(1); }),
         StartsWith("step 1: the weight lm_head.weight holds inf on rank 3 "
                    "after the update. The step was not saved"));
     EXPECT_THAT(
-        message_of<NonFiniteError>([&] { trainer.train_step(1); }),
+        fixtures::message_of<NonFiniteError>([&] { trainer.train_step(1); }),
         StartsWith("step 2: the weight lm_head.weight holds inf on rank 3"));
   });
 }
 
 TEST_F(NonFiniteTest, SkipGoesWithWhatForgetsAStep) {
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
+      fixtures::message_of<mesh::UsageError>([&] {
         recipe(2, 1, {"ddp.comm_hook=powersgd", "train.on_non_finite=skip"});
       }),
       StartsWith("override train.on_non_finite=skip: train.on_non_finite: skip "
                  "cannot be combined with ddp.comm_hook=powersgd"));
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] {
+      fixtures::message_of<mesh::UsageError>([&] {
         recipe(
             2,
             1,
@@ -377,4 +384,4 @@ TEST_F(NonFiniteTest, SkipGoesWithWhatForgetsAStep) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

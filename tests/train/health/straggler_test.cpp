@@ -10,7 +10,7 @@
 
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::ContainsRegex;
@@ -242,7 +242,7 @@ TEST(StragglerMonitor, TellsRankZeroWithinTwentySteps) {
         static_cast<int>(dp * tp),
         [&, dp = dp, tp = tp](test::RankContext& self) {
           const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
-          Recipe recipe;
+          config::Recipe recipe;
           int64_t step = 0;
           StragglerMonitor watch(recipe, mesh, [&](const std::string& text) {
             EXPECT_EQ(self.rank, 0);
@@ -272,7 +272,7 @@ TEST(StragglerMonitor, TellsRankZeroWithinTwentySteps) {
 TEST(StragglerMonitor, AloneOrSwitchedOffThereIsNothingToCount) {
   test::run_ranks(2, [](test::RankContext& self) {
     const auto mesh = self.mesh({2, 1}, {"dp", "tp"});
-    Recipe recipe;
+    config::Recipe recipe;
     recipe.straggler_detection.every = 0;
     StragglerMonitor off(recipe, mesh, {});
     EXPECT_EQ(off.clock(), nullptr);
@@ -280,11 +280,11 @@ TEST(StragglerMonitor, AloneOrSwitchedOffThereIsNothingToCount) {
   });
   test::run_ranks(1, [](test::RankContext& self) {
     const auto mesh = self.mesh({1, 1}, {"dp", "tp"});
-    StragglerMonitor alone(Recipe(), mesh, {});
+    StragglerMonitor alone(config::Recipe(), mesh, {});
     EXPECT_EQ(alone.clock(), nullptr);
     alone.step_done();
   });
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

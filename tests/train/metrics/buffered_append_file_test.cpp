@@ -13,7 +13,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -48,7 +48,7 @@ std::string content_of(const std::string& path) {
 }
 
 TEST(BufferedAppendFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto path = folder.write("log", "first\n");
   BufferedAppendFile file(path);
   EXPECT_EQ(file.append("second\n"), "");
@@ -70,10 +70,10 @@ TEST(BufferedAppendFile, WhatHasNoRoomIsWrittenOnceThereIsSome) {
 
 TEST(BufferedAppendFile, IsRefusedWhereThereIsNoFolder) {
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [] { BufferedAppendFile file("/nowhere/log"); }),
       AllOf(HasSubstr("output_dir"), HasSubstr("No such file")));
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

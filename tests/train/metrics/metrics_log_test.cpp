@@ -11,7 +11,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -33,7 +33,7 @@ StepMetrics some_metrics() {
 }
 
 std::vector<std::string> lines_of(const std::string& path) {
-  std::istringstream text(read_text(path));
+  std::istringstream text(fixtures::read_text(path));
   std::vector<std::string> lines;
   for (std::string line; std::getline(text, line);) {
     lines.push_back(line);
@@ -42,7 +42,7 @@ std::vector<std::string> lines_of(const std::string& path) {
 }
 
 TEST(MetricsLog, LinesReadBackExactly) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "outputs/run/metrics.jsonl";
   MetricsLog log(path);
   log.write(some_metrics());
@@ -78,7 +78,7 @@ TEST(MetricsLog, LinesReadBackExactly) {
 }
 
 TEST(MetricsLog, NonFiniteIsNull) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   MetricsLog log(folder / "m.jsonl");
   StepMetrics metrics = some_metrics();
   metrics.loss = std::nan("");
@@ -105,26 +105,28 @@ TEST(MetricsLog, AnEvaluationIsAddedToTheLineThatLacksIt) {
 }
 
 TEST(MetricsLog, StartsOver) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder.write("m.jsonl", "old\n");
   MetricsLog log(path);
-  EXPECT_EQ(read_text(path), "");
+  EXPECT_EQ(fixtures::read_text(path), "");
 }
 
 TEST(MetricsLog, NamesWhatItCannotWrite) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string file = folder.write("file", "x");
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { MetricsLog(file + "/m.jsonl"); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { MetricsLog(file + "/m.jsonl"); }),
       HasSubstr("output_dir: cannot write \"" + file + "/m.jsonl\": "));
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { MetricsLog log(folder.path()); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { MetricsLog log(folder.path()); }),
       HasSubstr("Is a directory"));
 }
 
 // What a killed run left: lines after its last checkpoint, and half a line.
 TEST(MetricsLog, LinesAfterTheResumedStepAreCut) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "metrics.jsonl";
   const auto write_steps = [&](int64_t first, int64_t last) {
     MetricsLog log(path, first - 1);
@@ -156,7 +158,7 @@ std::string line_of_step(int64_t step) {
 
 // A bad sector, an editor, another program: the history around it stays.
 TEST(MetricsLog, LinesThatCannotBeReadCostNoOthers) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "metrics.jsonl";
   for (const auto& bad :
        {std::string("no JSON"),
@@ -171,7 +173,7 @@ TEST(MetricsLog, LinesThatCannotBeReadCostNoOthers) {
     }
     folder.write("metrics.jsonl", before + line_of_step(7) + "\n{\"step\":8");
     const MetricsLog log(path, 6);
-    EXPECT_EQ(read_text(path), before) << bad;
+    EXPECT_EQ(fixtures::read_text(path), before) << bad;
     EXPECT_EQ(log.last_step(), 6) << bad;
     EXPECT_THAT(
         log.notice(), AllOf(HasSubstr("1 line of"), HasSubstr("line 3")));
@@ -203,4 +205,4 @@ TEST(PeakRss, HoldsWhatWasTouched) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

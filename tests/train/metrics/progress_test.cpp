@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::HasSubstr;
@@ -106,4 +106,4 @@ TEST(Progress, ShowsTimeToGo) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

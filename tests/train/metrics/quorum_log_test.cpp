@@ -5,7 +5,7 @@
 
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::ElementsAre;
@@ -31,7 +31,7 @@ std::vector<int64_t> epochs_in(const std::string& path) {
 }
 
 TEST(QuorumLog, LinesReadBack) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "quorum.jsonl";
   auto entry = entry_of(~uint64_t{0}, 3);
   entry.quorum.lost = {{.group = 1, .why = "SIGKILL"}, {.group = 4, .why = ""}};
@@ -62,7 +62,7 @@ TEST(QuorumLog, LinesReadBack) {
 
 // A group that goes on writing has entries of its own for the same epochs.
 TEST(QuorumLog, WritesWhatAnotherGroupHasNotWritten) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "quorum.jsonl";
   QuorumLog(path, true).write({entry_of(5, 1), entry_of(5, 2)});
   QuorumLog next(path, false);
@@ -74,7 +74,7 @@ TEST(QuorumLog, WritesWhatAnotherGroupHasNotWritten) {
 }
 
 TEST(QuorumLog, TellsWhoWasLostSinceTheLineBefore) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "quorum.jsonl";
   QuorumLog(path, true).write({entry_of(5, 1)});
   // All are new lives, of which none knows the groups before.
@@ -100,7 +100,7 @@ TEST(QuorumLog, TellsWhoWasLostSinceTheLineBefore) {
 }
 
 TEST(QuorumLog, ANewRunBeginsANewFile) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "quorum.jsonl";
   QuorumLog(path, true).write({entry_of(5, 1)});
   const QuorumLog log(path, true);
@@ -109,7 +109,7 @@ TEST(QuorumLog, ANewRunBeginsANewFile) {
 }
 
 TEST(QuorumLog, CountsLinesThatCannotBeRead) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const std::string path = folder / "quorum.jsonl";
   folder.write(
       "quorum.jsonl",
@@ -120,4 +120,4 @@ TEST(QuorumLog, CountsLinesThatCannotBeRead) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -9,7 +9,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::HasSubstr;
@@ -100,7 +100,7 @@ TEST(MaskedCrc32c, IsTheKnownOne) {
 }
 
 TEST(TensorBoardLog, WritesAnEventAStep) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   TensorBoardLog log(folder / "run/tensorboard", 1, /*ranks=*/4);
   StepMetrics metrics{
       .step = 300,
@@ -112,14 +112,14 @@ TEST(TensorBoardLog, WritesAnEventAStep) {
       .step_ms = 250,
       .peak_rss_mb = 512};
   log.write(metrics);
-  EXPECT_EQ(records_of(read_text(log.path())).size(), 3U)
+  EXPECT_EQ(records_of(fixtures::read_text(log.path())).size(), 3U)
       << "there before the log closes";
   metrics.step = 301;
   metrics.eval_loss = 3.5;
   metrics.peak_device_mb = 2048;
   log.write(metrics);
 
-  const auto records = records_of(read_text(log.path()));
+  const auto records = records_of(fixtures::read_text(log.path()));
   ASSERT_EQ(records.size(), 4U);
   EXPECT_EQ(fields_of(records[0]).find(3)->second, "brain.Event:2");
   EXPECT_EQ(fields_of(records[2]).find(2)->second, "300");
@@ -141,22 +141,24 @@ TEST(TensorBoardLog, WritesAnEventAStep) {
 }
 
 TEST(TensorBoardLog, AResumedRunHasAFileOfItsOwn) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const TensorBoardLog first(folder.path(), 1, 1);
   const TensorBoardLog second(folder.path(), 11, 1);
   EXPECT_LT(first.path(), second.path()) << "TensorBoard reads them in order";
-  const auto start = fields_of(records_of(read_text(second.path())).at(1));
+  const auto start =
+      fields_of(records_of(fixtures::read_text(second.path())).at(1));
   EXPECT_EQ(start.find(2)->second, "11");
   EXPECT_EQ(start.find(7)->second, std::string("\x08\x01", 2)) << "START";
 }
 
 TEST(TensorBoardLog, NamesWhatItCannotWrite) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto file = folder.write("file", "x");
   EXPECT_THAT(
-      message_of<mesh::UsageError>([&] { TensorBoardLog(file, 1, 1); }),
+      fixtures::message_of<mesh::UsageError>(
+          [&] { TensorBoardLog(file, 1, 1); }),
       HasSubstr("output_dir: cannot write \"" + file));
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

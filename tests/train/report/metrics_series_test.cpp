@@ -9,7 +9,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::ElementsAre;
@@ -30,7 +30,7 @@ std::string line(int64_t step, double loss, double peak = 100) {
 MetricsSeries read_lines(
     const std::string& text,
     size_t max_points = MetricsSeries::kMaxPoints) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   return MetricsSeries::read(folder.write("m.jsonl", text), max_points);
 }
 
@@ -165,10 +165,10 @@ TEST(MetricsSeries, AFallOfThePeakOfMemoryIsARestart) {
 
 TEST(MetricsSeries, NamesAFileThatIsMissing) {
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [] { MetricsSeries::read("/nowhere/metrics.jsonl"); }),
       HasSubstr("cannot read \"/nowhere/metrics.jsonl\": No such file"));
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -13,14 +13,14 @@
 #include "train/setup/train_job.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Heads divide by 3, the vocabulary and the feed-forward width do not.
-Recipe uneven_recipe() {
+config::Recipe uneven_recipe() {
   auto recipe = parse_recipe(
       "mesh: {dp: 2, tp: 3}\n"
       "model: {dim: 24, layers: 2, heads: 3, ffn_dim: 50, vocab_size: 257}\n"
@@ -30,7 +30,7 @@ Recipe uneven_recipe() {
   return recipe;
 }
 
-TrainJob job_of_rank(int64_t rank, const Recipe& recipe) {
+TrainJob job_of_rank(int64_t rank, const config::Recipe& recipe) {
   const auto world = mesh::World::fake(rank, recipe.mesh.dp * recipe.mesh.tp);
   return make_train_job(
       recipe,
@@ -107,10 +107,10 @@ TEST(RankShares, PlainTensorsAreWholeOnEveryRank) {
 }
 
 TEST(RankShares, ReadBackWhatWasWritten) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto job = job_of_rank(4, uneven_recipe());
   write_rank_shares(folder.path(), *job.model, job.mesh);
-  const auto text = read_text(folder / "layout.json");
+  const auto text = fixtures::read_text(folder / "layout.json");
   EXPECT_EQ(text, to_json(parse_rank_shares(text)) + "\n");
 }
 
@@ -122,7 +122,8 @@ TEST(RankShares, RefuseWhatIsNoLayout) {
   const auto refused = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     text.replace(text.find(from), from.size(), to);
-    return message_of<mesh::UsageError>([&] { parse_rank_shares(text); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { parse_rank_shares(text); });
   };
   EXPECT_THAT(refused("[2]", "[3]"), HasSubstr("not one entry for every rank"));
   EXPECT_THAT(refused("[2]", "[0]"), HasSubstr("mesh.shape is impossible"));
@@ -137,10 +138,10 @@ TEST(RankShares, RefuseWhatIsNoLayout) {
 TEST(RankShares, NameAFolderThatCannotBeWritten) {
   const auto job = job_of_rank(0, uneven_recipe());
   EXPECT_THAT(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [&] { write_rank_shares("/nowhere", *job.model, job.mesh); }),
       HasSubstr("cannot write \"/nowhere/layout.json\": No such file"));
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -13,7 +13,7 @@
 #include "tests/support/count.h"
 #include "train/metrics/write_file.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::json;
@@ -38,7 +38,7 @@ std::string recipe_text(const std::string& name, int steps) {
 }
 
 // A run's folder that goes with its test.
-class RunFolder : public TempFolder {
+class RunFolder : public fixtures::TempFolder {
  public:
   explicit RunFolder(const std::string& name = "good", int steps = 1) {
     write("metrics.jsonl", kStep);
@@ -56,8 +56,8 @@ json data_of(const std::string& page) {
   return json::parse(page.substr(from, page.find("</script>", from) - from));
 }
 
-json data_of_run(const TempFolder& run) {
-  return data_of(read_text(write_report(run.path())))["runs"][0];
+json data_of_run(const fixtures::TempFolder& run) {
+  return data_of(fixtures::read_text(write_report(run.path())))["runs"][0];
 }
 
 TEST(Report, HoldsTheRun) {
@@ -100,7 +100,7 @@ TEST(Report, HoldsTheReplicaGroups) {
 
 TEST(Report, LoadsNothing) {
   const RunFolder folder;
-  auto page = read_text(write_report(folder.path()));
+  auto page = fixtures::read_text(write_report(folder.path()));
   const std::string name_of_svg = "http://www.w3.org/2000/svg";
   const size_t at = page.find(name_of_svg);
   ASSERT_NE(at, std::string::npos);
@@ -117,7 +117,7 @@ TEST(Report, TextFromARunStaysText) {
   const std::string name = "</script><script>alert(1)</script><!-- @SCRIPT@ &";
   const RunFolder folder;
   folder.write("recipe.yaml", "name: '" + name + "'\n");
-  const auto page = read_text(write_report(folder.path()));
+  const auto page = fixtures::read_text(write_report(folder.path()));
   EXPECT_EQ(count(page, "</script>"), 2U);
   EXPECT_EQ(count(page, "<script"), 2U);
   EXPECT_EQ(count(page, "<!--"), 0U);
@@ -126,9 +126,9 @@ TEST(Report, TextFromARunStaysText) {
 }
 
 TEST(Report, NamesThatAreNotUtf8AreShownAllTheSame) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   folder.write("r\xff\xfen/metrics.jsonl", kStep);
-  const auto page = read_text(write_report(folder / "r\xff\xfen"));
+  const auto page = fixtures::read_text(write_report(folder / "r\xff\xfen"));
   EXPECT_THAT(page, HasSubstr("<title>r\xef\xbf\xbd\xef\xbf\xbdn - weft"));
   EXPECT_EQ(data_of(page)["runs"][0]["label"], "r\xef\xbf\xbd\xef\xbf\xbdn");
 }
@@ -180,7 +180,7 @@ TEST(Report, RunsLieOnTopOfEachOther) {
   c.write("recipe.yaml", recipe_text("other", 2) + "seed: 3\n");
   const std::vector<std::string> folders = {a.path(), b.path(), c.path()};
   write_report(folders, a / "all.html");
-  const auto data = data_of(read_text(a / "all.html"));
+  const auto data = data_of(fixtures::read_text(a / "all.html"));
   EXPECT_EQ(data["runs"][0]["label"], a.path()) << "the name is not enough";
   EXPECT_EQ(data["runs"][1]["label"], b.path());
   EXPECT_EQ(data["runs"][2]["label"], "other");
@@ -192,9 +192,9 @@ TEST(Report, RunsLieOnTopOfEachOther) {
 }
 
 TEST(Report, RefusesWhatIsNoRun) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto refused = [](const std::string& path) {
-    return message_of<mesh::UsageError>([&] { write_report(path); });
+    return fixtures::message_of<mesh::UsageError>([&] { write_report(path); });
   };
   EXPECT_EQ(refused("/nowhere/run"), "/nowhere/run: No such file or directory");
   EXPECT_EQ(refused(""), "\"\": is not a folder");
@@ -212,7 +212,8 @@ TEST(Report, NamesAFileThatCannotBeWritten) {
   const RunFolder run;
   const std::vector<std::string> folders = {run.path()};
   const auto refused = [&](const std::string& path) {
-    return message_of<mesh::UsageError>([&] { write_report(folders, path); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { write_report(folders, path); });
   };
   EXPECT_THAT(refused("/nowhere/r.html"), HasSubstr("No such file"));
   EXPECT_THAT(refused("/dev/full"), HasSubstr("No space left on device"));
@@ -223,7 +224,8 @@ TEST(Report, ReplacesTheOldOneAtOnce) {
   const RunFolder run;
   run.write("report.html", "old");
   write_report(run.path());
-  EXPECT_THAT(read_text(run / "report.html"), Not(HasSubstr("old\n")));
+  EXPECT_THAT(
+      fixtures::read_text(run / "report.html"), Not(HasSubstr("old\n")));
   size_t files = 0;
   for ([[maybe_unused]] const auto& entry :
        std::filesystem::directory_iterator(run.path())) {
@@ -255,4 +257,4 @@ TEST(LiveReport, SaysWhatWentWrong) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -10,7 +10,7 @@
 #include "tests/config/fixtures.h"
 #include "train/setup/load_recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -20,9 +20,10 @@ using ::testing::StartsWith;
 
 class HmacKey : public ::testing::Test {
  protected:
-  static Recipe recipe_with(const std::string& path) {
+  static config::Recipe recipe_with(const std::string& path) {
     return parse_recipe(
-        min_and("checkpoint: {hmac_key_file: \"" + path + "\"}\n"), "r.yaml");
+        fixtures::min_and("checkpoint: {hmac_key_file: \"" + path + "\"}\n"),
+        "r.yaml");
   }
 
   std::string key_of(const std::string& content) const {
@@ -33,15 +34,15 @@ class HmacKey : public ::testing::Test {
   }
 
   std::string refusal(const std::string& path) const {
-    return message_of<mesh::UsageError>(
+    return fixtures::message_of<mesh::UsageError>(
         [&] { read_hmac_key(recipe_with(path)); });
   }
 
-  TempFolder folder_;
+  fixtures::TempFolder folder_;
 };
 
 TEST_F(HmacKey, IsTheFileWithoutItsLastLineFeed) {
-  EXPECT_EQ(read_hmac_key(parse_recipe(kMinRecipe, "r.yaml")), "");
+  EXPECT_EQ(read_hmac_key(parse_recipe(fixtures::kMinRecipe, "r.yaml")), "");
   EXPECT_EQ(key_of("0123456789abcdef\n"), "0123456789abcdef");
   EXPECT_EQ(key_of("0123456789abcde\n\n"), "0123456789abcde\n");
   const std::string longest(4096, 'k');
@@ -90,4 +91,4 @@ TEST_F(HmacKey, IsWarnedAboutIfOthersMayReadIt) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 #include "dtensor/tensor/dtensor.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 // One tensor under two names.
@@ -97,4 +97,4 @@ TEST(EmaWeights, AveragesATiedParameterOnce) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -6,7 +6,7 @@
 #include "tests/support/expect_error.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 matmul::Host host_with(const std::string& problem, bool has_bfloat16) {
@@ -23,7 +23,7 @@ class Products : public testing::Test {
 };
 
 TEST_F(Products, AutoBecomesTheRulesChoice) {
-  Recipe recipe;
+  config::Recipe recipe;
   resolve_products(recipe);
   const auto choice = matmul::choose_library(at::kFloat);
   EXPECT_EQ(recipe.products, matmul::to_string(choice.library));
@@ -34,21 +34,21 @@ TEST_F(Products, AutoBecomesTheRulesChoice) {
 }
 
 TEST_F(Products, AutoIsLibtorchOnOtherDevices) {
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.device = "cuda";
   resolve_products(recipe, host_with("", true));
   EXPECT_EQ(recipe.products, "libtorch");
 }
 
 TEST_F(Products, AutoIsLibtorchWithoutOneDnn) {
-  Recipe recipe;
+  config::Recipe recipe;
   resolve_products(recipe, host_with("it was left out", true));
   EXPECT_EQ(recipe.products, "libtorch");
   EXPECT_EQ(matmul::library(), matmul::Library::kLibtorch);
 }
 
 TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.origins.source = "r.yaml";
   recipe.products = "onednn";
   EXPECT_EQ(
@@ -60,7 +60,7 @@ TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
 }
 
 TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
-  Recipe recipe;
+  config::Recipe recipe;
   recipe.origins.source = "r.yaml";
   recipe.train.dtype = "bfloat16";
   recipe.products = "libtorch";
@@ -75,4 +75,4 @@ TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -10,7 +10,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,9 +22,9 @@ bool survives(const std::string& text, const std::string& override_text) {
   const std::vector<std::string> overrides(
       override_text.empty() ? 0 : 1, override_text);
   try {
-    Recipe recipe = parse_recipe(text, "r.yaml", overrides);
+    config::Recipe recipe = parse_recipe(text, "r.yaml", overrides);
     validate(recipe, 4);
-    EXPECT_EQ(parse_recipe(to_yaml(recipe), "r.yaml"), recipe);
+    EXPECT_EQ(parse_recipe(config::to_yaml(recipe), "r.yaml"), recipe);
     return true;
   } catch (const mesh::UsageError& error) {
     const std::string message = error.what_without_backtrace();
@@ -39,9 +39,9 @@ bool survives(const std::string& text, const std::string& override_text) {
 // WEFT_FUZZ_RUNS=1000000 makes it long.
 TEST(RecipeFuzz, MutatedRecipesAreLoadedOrRefused) {
   const std::vector<std::string> seeds = {
-      read_text(WEFT_SOURCE_DIR "/recipes/quickstart.yaml"),
-      min_and("mesh: {dp: 2, tp: 2}\nseed: 1\n"),
-      min_and("train:\n  steps: 3\noptimizer: {lr: 1}\n")};
+      fixtures::read_text(WEFT_SOURCE_DIR "/recipes/quickstart.yaml"),
+      fixtures::min_and("mesh: {dp: 2, tp: 2}\nseed: 1\n"),
+      fixtures::min_and("train:\n  steps: 3\noptimizer: {lr: 1}\n")};
   const char* wanted = std::getenv("WEFT_FUZZ_RUNS");
   const int64_t runs = wanted == nullptr ? 4000 : std::atoll(wanted);
   RecipeMutator mutator(/*seed=*/1);
@@ -67,7 +67,7 @@ std::vector<std::string> texts_in(const fs::path& folder) {
   std::ranges::sort(paths); // the seed counts from here on
   std::vector<std::string> texts;
   for (const auto& path : paths) {
-    texts.push_back(read_text(path.string()));
+    texts.push_back(fixtures::read_text(path.string()));
   }
   return texts;
 }
@@ -100,7 +100,8 @@ TEST(RecipeFuzz, ThePiecesOfGrammarAreReadOrRefused) {
   for (const auto& entry :
        fs::directory_iterator(WEFT_SOURCE_DIR "/tests/fuzz/corpus/recipe")) {
     const auto name = entry.path().filename().string();
-    const auto verdict = test::fuzz_recipe(read_text(entry.path().string()));
+    const auto verdict =
+        test::fuzz_recipe(fixtures::read_text(entry.path().string()));
     EXPECT_EQ(verdict.is_accepted, name.starts_with("ok-"))
         << name << ": " << verdict.error;
     ++count;
@@ -109,4 +110,4 @@ TEST(RecipeFuzz, ThePiecesOfGrammarAreReadOrRefused) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

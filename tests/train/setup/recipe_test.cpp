@@ -12,7 +12,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using Overrides = std::vector<std::string>;
@@ -23,16 +23,17 @@ std::string recipe_refusal(
     const std::string& text,
     const Overrides& overrides = {},
     const std::string& source = "r.yaml") {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { parse_recipe(text, source, overrides); });
 }
 
-Recipe with(const Overrides& overrides) {
-  return parse_recipe(kMinRecipe, "r.yaml", overrides);
+config::Recipe with(const Overrides& overrides) {
+  return parse_recipe(fixtures::kMinRecipe, "r.yaml", overrides);
 }
 
 TEST(Recipe, NeedsOnlyModelAndData) {
-  const Recipe recipe = parse_recipe(kMinRecipe, "folder/tiny.yaml");
+  const config::Recipe recipe =
+      parse_recipe(fixtures::kMinRecipe, "folder/tiny.yaml");
   EXPECT_EQ(recipe.name, "tiny");
   EXPECT_EQ(recipe.model.dim, 64);
   EXPECT_EQ(recipe.data.paths, (std::vector<std::string>{"text.txt"}));
@@ -41,9 +42,10 @@ TEST(Recipe, NeedsOnlyModelAndData) {
 }
 
 TEST(Recipe, ReadsEveryKeyOfTheQuickstart) {
-  const Recipe recipe = load_recipe(WEFT_SOURCE_DIR "/recipes/quickstart.yaml");
+  const config::Recipe recipe =
+      load_recipe(WEFT_SOURCE_DIR "/recipes/quickstart.yaml");
   EXPECT_EQ(recipe.name, "quickstart");
-  EXPECT_EQ(recipe.mesh, (MeshConfig{.dp = 2, .tp = 2}));
+  EXPECT_EQ(recipe.mesh, (config::MeshConfig{.dp = 2, .tp = 2}));
   EXPECT_EQ(recipe.model.vocab_size, 256);
   EXPECT_TRUE(recipe.tp.sequence_parallel);
   EXPECT_EQ(recipe.ddp.bucket_cap_mb, 25.0);
@@ -222,12 +224,12 @@ TEST(Recipe, NamesTheKeyThatIsMissing) {
       recipe_refusal("model: {dim: 64, layers: 2, heads: 4, ffn_dim: 128}\n"),
       "r.yaml: data.paths: is required but missing");
   EXPECT_THAT(
-      recipe_refusal(std::string(kMinRecipe), {}, "my recipe.yaml"),
+      recipe_refusal(std::string(fixtures::kMinRecipe), {}, "my recipe.yaml"),
       HasSubstr("my recipe.yaml: name: \"my recipe\" cannot name a folder"));
 }
 
 TEST(Recipe, OverridesComeAfterTheFileInOrder) {
-  const Recipe recipe = with(
+  const config::Recipe recipe = with(
       {"train.steps=20",
        "mesh={dp: 3, tp: 1}",
        "data.paths=[a, 'b=c']",
@@ -240,9 +242,10 @@ TEST(Recipe, OverridesComeAfterTheFileInOrder) {
   EXPECT_EQ(recipe.optimizer.lr, 2.0);
   EXPECT_EQ(recipe.name, "x-1");
   EXPECT_EQ(
-      place_of(recipe, "train.steps"), "override train.steps=30: train.steps");
-  EXPECT_EQ(place_of(recipe, "model.dim"), "r.yaml:1:14: model.dim");
-  EXPECT_EQ(place_of(recipe, "seed"), "r.yaml: seed");
+      config::place_of(recipe, "train.steps"),
+      "override train.steps=30: train.steps");
+  EXPECT_EQ(config::place_of(recipe, "model.dim"), "r.yaml:1:14: model.dim");
+  EXPECT_EQ(config::place_of(recipe, "seed"), "r.yaml: seed");
 }
 
 TEST(Recipe, AnOverrideCanGiveARequiredKey) {
@@ -274,21 +277,23 @@ TEST(Recipe, RefusesBadOverridesByName) {
        "override mesh.dp=0: mesh.dp: expected -1 or at least 1, at most "
        "16777216, found 0"}};
   for (const BadRecipe& bad : cases) {
-    EXPECT_EQ(recipe_refusal(std::string(kMinRecipe), {bad.text}), bad.message);
+    EXPECT_EQ(
+        recipe_refusal(std::string(fixtures::kMinRecipe), {bad.text}),
+        bad.message);
   }
   EXPECT_THAT(
-      recipe_refusal(std::string(kMinRecipe), {"data.paths=[a"}),
+      recipe_refusal(std::string(fixtures::kMinRecipe), {"data.paths=[a"}),
       StartsWith("override data.paths=[a: not YAML: "));
   EXPECT_THAT(
-      recipe_refusal(std::string(kMinRecipe), {"train.x\ny=1"}),
+      recipe_refusal(std::string(fixtures::kMinRecipe), {"train.x\ny=1"}),
       StartsWith("override train.x y=1: "));
 }
 
 TEST(Recipe, WritingAndLoadingGivesTheSame) {
-  const Recipe plain = with({});
-  EXPECT_EQ(parse_recipe(to_yaml(plain), "other.yaml"), plain);
+  const config::Recipe plain = with({});
+  EXPECT_EQ(parse_recipe(config::to_yaml(plain), "other.yaml"), plain);
 
-  Recipe recipe = with(
+  config::Recipe recipe = with(
       {"name=a-b_c.1",
        "seed=9223372036854775807",
        "output_dir='out: #1'",
@@ -300,20 +305,22 @@ TEST(Recipe, WritingAndLoadingGivesTheSame) {
        "ddp.bucket_cap_mb=0.015625",
        "train.dtype=bfloat16",
        "lr_schedule.type=linear"});
-  EXPECT_EQ(parse_recipe(to_yaml(recipe), "other.yaml"), recipe);
+  EXPECT_EQ(parse_recipe(config::to_yaml(recipe), "other.yaml"), recipe);
   validate(recipe, 4);
-  const Recipe again = parse_recipe(to_yaml(recipe), "other.yaml");
+  const config::Recipe again =
+      parse_recipe(config::to_yaml(recipe), "other.yaml");
   EXPECT_EQ(again, recipe);
   EXPECT_NE(again, plain);
-  EXPECT_EQ(to_yaml(again), to_yaml(recipe));
+  EXPECT_EQ(config::to_yaml(again), config::to_yaml(recipe));
   EXPECT_THAT(
-      to_yaml(recipe), HasSubstr("mesh:\n  dp: 4\n  dp_shard: 1\n  tp: 1\n"));
+      config::to_yaml(recipe),
+      HasSubstr("mesh:\n  dp: 4\n  dp_shard: 1\n  tp: 1\n"));
 }
 
 TEST(Recipe, RefusesFilesThatAreNone) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto refusal_of = [](const std::string& path) {
-    return message_of<mesh::UsageError>([&] { load_recipe(path); });
+    return fixtures::message_of<mesh::UsageError>([&] { load_recipe(path); });
   };
   const std::string missing = folder / "missing.yaml";
   EXPECT_EQ(refusal_of(missing), missing + ": No such file or directory");
@@ -332,15 +339,16 @@ TEST(Recipe, RefusesFilesThatAreNone) {
 }
 
 TEST(Recipe, LoadsAFile) {
-  const TempFolder folder;
-  const std::string path = folder.write("run-7.yaml", min_and("seed: 3\n"));
+  const fixtures::TempFolder folder;
+  const std::string path =
+      folder.write("run-7.yaml", fixtures::min_and("seed: 3\n"));
   const Overrides overrides = {"train.steps=5"};
-  const Recipe recipe = load_recipe(path, overrides);
+  const config::Recipe recipe = load_recipe(path, overrides);
   EXPECT_EQ(recipe.name, "run-7");
   EXPECT_EQ(recipe.seed, 3);
   EXPECT_EQ(recipe.train.steps, 5);
-  EXPECT_EQ(place_of(recipe, "seed"), path + ":3:7: seed");
+  EXPECT_EQ(config::place_of(recipe, "seed"), path + ":3:7: seed");
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

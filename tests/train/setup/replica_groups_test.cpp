@@ -8,7 +8,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -16,27 +16,29 @@ using ::testing::HasSubstr;
 
 using Overrides = std::vector<std::string>;
 
-Recipe of_group(
+config::Recipe of_group(
     Overrides overrides,
     int64_t group_size,
     std::optional<int64_t> groups) {
   overrides.insert(overrides.begin(), "elastic.batch=fixed");
   return recipe_of_group(
-      parse_recipe(kMinRecipe, "r.yaml", overrides), group_size, groups);
+      parse_recipe(fixtures::kMinRecipe, "r.yaml", overrides),
+      group_size,
+      groups);
 }
 
 std::string refusal(
     Overrides overrides,
     int64_t group_size,
     std::optional<int64_t> groups) {
-  return message_of<mesh::UsageError>(
+  return fixtures::message_of<mesh::UsageError>(
       [&] { of_group(std::move(overrides), group_size, groups); });
 }
 
 TEST(ReplicaGroups, AGroupComputesAnyMicroBatchOfTheWhole) {
   const auto recipe =
       of_group({"mesh={dp: -1, tp: -1}", "train.global_batch_size=12"}, 2, 3);
-  EXPECT_EQ(recipe.mesh, (MeshConfig{.dp = 1, .tp = 2}));
+  EXPECT_EQ(recipe.mesh, (config::MeshConfig{.dp = 1, .tp = 2}));
   EXPECT_EQ(recipe.train.micro_batch_size, 4);
   EXPECT_EQ(accumulation_steps(recipe), 3);
   EXPECT_EQ(
@@ -103,7 +105,8 @@ TEST(ReplicaGroups, DivideAStepIntoLanes) {
   EXPECT_EQ(lanes(6).mesh.dp, 1);
   EXPECT_EQ(lanes(6, 2).elastic.lanes, 6);
   const auto refused = [&](int64_t wanted, int64_t micro = 0) {
-    return message_of<mesh::UsageError>([&] { lanes(wanted, micro); });
+    return fixtures::message_of<mesh::UsageError>(
+        [&] { lanes(wanted, micro); });
   };
   EXPECT_THAT(
       refused(3),
@@ -163,4 +166,4 @@ TEST(ReplicaGroups, RefuseWhatNeedsReplicasThatStayTheSame) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

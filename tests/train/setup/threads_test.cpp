@@ -7,7 +7,7 @@
 #include "mesh/error/error.h"
 #include "tests/config/fixtures.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using mesh::JobSource;
@@ -45,7 +45,7 @@ TEST(Threads, SlurmsCoresOfATaskAreTaken) {
   // Of the batch script around mpirun or torchrun.
   EXPECT_EQ(threads(JobSource::kOpenMpi, 4, cores), 1);
   EXPECT_EQ(
-      message_of<mesh::UsageError>([] {
+      fixtures::message_of<mesh::UsageError>([] {
         threads(JobSource::kSlurm, 4, {{"SLURM_CPUS_PER_TASK", "all"}});
       }),
       "[environment] SLURM_CPUS_PER_TASK=all is not an integer from 1 to "
@@ -62,4 +62,4 @@ TEST(Threads, OmpNumThreadsIsLeftAlone) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

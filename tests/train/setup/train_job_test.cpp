@@ -12,7 +12,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -24,9 +24,9 @@ std::string refusal_of_lora(std::vector<std::string> overrides) {
   overrides.emplace_back("lora.rank=2");
   std::string message;
   test::run_ranks(1, [&](test::RankContext& self) {
-    auto recipe = parse_recipe(kMinRecipe, "r.yaml", overrides);
+    auto recipe = parse_recipe(fixtures::kMinRecipe, "r.yaml", overrides);
     validate(recipe, 1);
-    message = message_of<mesh::UsageError>([&] {
+    message = fixtures::message_of<mesh::UsageError>([&] {
       make_train_job(recipe, self.mesh({1, 1}, {"dp", "tp"}));
     });
   });
@@ -52,4 +52,4 @@ TEST(TrainJob, AnAdapterOfATiedHeadIsRefusedWithTheWayOut) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -14,7 +14,7 @@
 #include "train/setup/adamw.h"
 #include "train/setup/ema_weights.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using test::RankContext;
@@ -127,4 +127,4 @@ TEST(EmaWeightsBits, AreThoseOfTheWholeForAnyPartOfIt) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -14,7 +14,7 @@
 #include "tests/config/fixtures.h"
 #include "train/setup/load_recipe.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using ::testing::AllOf;
@@ -22,22 +22,25 @@ using ::testing::HasSubstr;
 
 using Overrides = std::vector<std::string>;
 
-Recipe resolved(int64_t world_size, const Overrides& overrides) {
-  Recipe recipe = parse_recipe(kMinRecipe, "r.yaml", overrides);
+config::Recipe resolved(int64_t world_size, const Overrides& overrides) {
+  config::Recipe recipe =
+      parse_recipe(fixtures::kMinRecipe, "r.yaml", overrides);
   validate(recipe, world_size);
   return recipe;
 }
 
 std::string validation_refusal(int64_t world_size, const Overrides& overrides) {
-  return message_of<mesh::UsageError>([&] { resolved(world_size, overrides); });
+  return fixtures::message_of<mesh::UsageError>(
+      [&] { resolved(world_size, overrides); });
 }
 
 TEST(Validate, FillsInTheRestOfTheMesh) {
-  EXPECT_EQ(resolved(8, {"mesh.tp=2"}).mesh, (MeshConfig{.dp = 4, .tp = 2}));
+  EXPECT_EQ(
+      resolved(8, {"mesh.tp=2"}).mesh, (config::MeshConfig{.dp = 4, .tp = 2}));
   EXPECT_EQ(
       resolved(8, {"mesh={dp: 4, tp: -1}"}).mesh,
-      (MeshConfig{.dp = 4, .tp = 2}));
-  EXPECT_EQ(resolved(1, {}).mesh, (MeshConfig{.dp = 1, .tp = 1}));
+      (config::MeshConfig{.dp = 4, .tp = 2}));
+  EXPECT_EQ(resolved(1, {}).mesh, (config::MeshConfig{.dp = 1, .tp = 1}));
   EXPECT_EQ(
       validation_refusal(8, {"mesh.tp=3"}),
       "r.yaml: mesh.dp: -1 cannot be resolved: the world size 8 is not "
@@ -60,13 +63,13 @@ TEST(Validate, TheMeshIsTheWorld) {
 TEST(Validate, FillsInWhatIsSharded) {
   EXPECT_EQ(
       resolved(4, {"mesh.dp_shard=-1"}).mesh,
-      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
+      (config::MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
   EXPECT_EQ(
       resolved(4, {"mesh.dp_shard=4"}).mesh,
-      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
+      (config::MeshConfig{.dp = 1, .tp = 1, .dp_shard = 4}));
   EXPECT_EQ(
       resolved(1, {"mesh.dp_shard=-1"}).mesh,
-      (MeshConfig{.dp = 1, .tp = 1, .dp_shard = 1}));
+      (config::MeshConfig{.dp = 1, .tp = 1, .dp_shard = 1}));
   EXPECT_EQ(
       validation_refusal(8, {"mesh={dp_shard: 3}"}),
       "r.yaml: mesh.dp: -1 cannot be resolved: the world size 8 is not "
@@ -95,7 +98,7 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
   EXPECT_EQ(refusal({"mesh.dp=2"}, 4), "");
   EXPECT_EQ(
       resolved(8, {"mesh.dp_shard=2", "mesh.tp=2"}).mesh,
-      (MeshConfig{.dp = 2, .tp = 2, .dp_shard = 2}));
+      (config::MeshConfig{.dp = 2, .tp = 2, .dp_shard = 2}));
   EXPECT_THAT(
       validation_refusal(
           6, {"mesh.dp_shard=3", "mesh.dp=2", "train.global_batch_size=16"}),
@@ -146,10 +149,10 @@ TEST(Validate, WhatShardingDoesNotGoWithIsRefusedAtItsKey) {
 }
 
 TEST(Validate, NamesTheLineOfTheFile) {
-  Recipe recipe = parse_recipe(
-      "mesh: {dp: 1, tp: 3}\n" + std::string(kMinRecipe), "r.yaml");
+  config::Recipe recipe = parse_recipe(
+      "mesh: {dp: 1, tp: 3}\n" + std::string(fixtures::kMinRecipe), "r.yaml");
   EXPECT_EQ(
-      message_of<mesh::UsageError>([&] { validate(recipe, 3); }),
+      fixtures::message_of<mesh::UsageError>([&] { validate(recipe, 3); }),
       "r.yaml:2:36: model.heads: 4 is not divisible by mesh.tp=3; with 4 heads "
       "and 4 kv heads mesh.tp can be 1, 2 or 4");
 }
@@ -197,10 +200,10 @@ TEST(Validate, TheVocabularyHoldsAllBytes) {
 }
 
 TEST(Validate, BatchesDivide) {
-  const Recipe whole = resolved(4, {"train.global_batch_size=12"});
+  const config::Recipe whole = resolved(4, {"train.global_batch_size=12"});
   EXPECT_EQ(whole.train.micro_batch_size, 3);
   EXPECT_EQ(accumulation_steps(whole), 1);
-  const Recipe parts =
+  const config::Recipe parts =
       resolved(2, {"train.global_batch_size=12", "train.micro_batch_size=2"});
   EXPECT_EQ(accumulation_steps(parts), 3);
   EXPECT_EQ(
@@ -231,9 +234,9 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
 }
 
 // A value of `key` that is not its default, as YAML.
-std::string other_value(const Key& key) {
-  const auto type = type_name(key);
-  const auto fallback = default_value(key);
+std::string other_value(const config::Key& key) {
+  const auto type = config::type_name(key);
+  const auto fallback = config::default_value(key);
   if (!key.choices.empty()) {
     return std::string(
         key.choices.front() == fallback ? key.choices[1] : key.choices.front());
@@ -283,7 +286,7 @@ TEST(Validate, AValueWithoutEffectIsRefused) {
       {"lr_schedule.type", {"lr_schedule.type=constant"}},
       {"checkpoint.async", {"checkpoint.async=false"}}};
   int checked = 0;
-  for (const Key& key : schema()) {
+  for (const config::Key& key : config::schema()) {
     if (key.effect.key.empty()) {
       continue;
     }
@@ -322,11 +325,12 @@ TEST(Validate, AValueWithoutEffectIsNoOtherRun) {
   auto before = resolved(1, {});
   before.lora.alpha = 32;
   before.trace.first_step = 7;
-  EXPECT_THAT(differing_keys(before, resolved(1, {})), ::testing::IsEmpty());
+  EXPECT_THAT(
+      config::differing_keys(before, resolved(1, {})), ::testing::IsEmpty());
   auto adapted =
       resolved(1, {"lora.rank=2", "lora.target_modules=[\"**.q_proj\"]"});
   EXPECT_THAT(
-      differing_keys(before, adapted),
+      config::differing_keys(before, adapted),
       ::testing::IsSupersetOf(
           std::vector<std::string>{"lora.rank", "lora.alpha"}));
 }
@@ -407,11 +411,11 @@ TEST(Validate, NamesTheRunsFolder) {
 }
 
 TEST(Validate, ASecondTimeChangesNothing) {
-  const Recipe once = resolved(4, {"mesh.tp=2"});
-  Recipe twice = once;
+  const config::Recipe once = resolved(4, {"mesh.tp=2"});
+  config::Recipe twice = once;
   validate(twice, 4);
   EXPECT_EQ(twice, once);
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

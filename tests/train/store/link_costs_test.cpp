@@ -16,10 +16,12 @@
 #include "train/store/train_state.h"
 #include "train/trainer.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
-Recipe recipe_in(const TempFolder& folder, const std::string& more) {
+config::Recipe recipe_in(
+    const fixtures::TempFolder& folder,
+    const std::string& more) {
   auto recipe = parse_recipe(
       fmt::format(
           "name: links\n"
@@ -38,8 +40,8 @@ Recipe recipe_in(const TempFolder& folder, const std::string& more) {
 }
 
 // What a Trainer makes of a recipe's links, on each rank.
-std::vector<LinksConfig> settled(const Recipe& recipe) {
-  std::vector<LinksConfig> links;
+std::vector<config::LinksConfig> settled(const config::Recipe& recipe) {
+  std::vector<config::LinksConfig> links;
   std::mutex mutex;
   test::run_ranks(4, [&](test::RankContext& self) {
     const Trainer trainer(recipe, self.world);
@@ -50,14 +52,14 @@ std::vector<LinksConfig> settled(const Recipe& recipe) {
 }
 
 TEST(LinkCosts, TheTableNeedsNoNumbers) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   for (const auto& links : settled(recipe_in(folder, ""))) {
-    EXPECT_EQ(links, LinksConfig());
+    EXPECT_EQ(links, config::LinksConfig());
   }
 }
 
 TEST(LinkCosts, MeasuredOnesAreTheSameOnAllRanks) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto all = settled(recipe_in(folder, "cost_model: measure\n"));
   for (const auto& links : all) {
     EXPECT_EQ(links, all[0]);
@@ -68,7 +70,7 @@ TEST(LinkCosts, MeasuredOnesAreTheSameOnAllRanks) {
 }
 
 TEST(LinkCosts, GivenOnesAreNotMeasured) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto all = settled(recipe_in(
       folder,
       "cost_model: measure\n"
@@ -81,27 +83,32 @@ TEST(LinkCosts, GivenOnesAreNotMeasured) {
 }
 
 TEST(EarlierChoices, AResumedRunKeepsPricesThatWereMeasured) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   auto recipe = recipe_in(folder, "cost_model: measure\n");
   test::run_ranks(4, [&](test::RankContext& self) {
     run_training(recipe, self.world, /*fresh=*/false);
   });
   const auto written =
-      parse_recipe(read_text(folder / "run/recipe.yaml"), "recipe.yaml").links;
+      parse_recipe(
+          fixtures::read_text(folder / "run/recipe.yaml"), "recipe.yaml")
+          .links;
   EXPECT_GT(written.tp_bandwidth_gb_s, 0);
   EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).links, written);
-  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/true).links, LinksConfig());
+  EXPECT_EQ(
+      with_earlier_choices(recipe, /*fresh=*/true).links,
+      config::LinksConfig());
   auto other_mesh = recipe;
   other_mesh.mesh = {4, 1};
   EXPECT_EQ(
-      with_earlier_choices(other_mesh, /*fresh=*/false).links, LinksConfig());
+      with_earlier_choices(other_mesh, /*fresh=*/false).links,
+      config::LinksConfig());
   auto by_table = recipe;
   by_table.cost_model = "default";
   EXPECT_EQ(with_earlier_choices(by_table, /*fresh=*/false).links, written);
 }
 
 TEST(EarlierChoices, AResumedRunKeepsTheLibraryThatMultiplies) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   auto recipe = recipe_in(folder, "products: libtorch\n");
   test::run_ranks(4, [&](test::RankContext& self) {
     run_training(recipe, self.world, /*fresh=*/false);
@@ -114,21 +121,21 @@ TEST(EarlierChoices, AResumedRunKeepsTheLibraryThatMultiplies) {
 }
 
 TEST(LinkCosts, ALatencyAloneIsRefused) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   EXPECT_EQ(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [&] { recipe_in(folder, "links: {dp_latency_us: 4}\n"); }),
       "test:7:24: links.dp_latency_us: 4 is set, but links.dp_bandwidth_gb_s "
       "is not. Set both, or leave both to cost_model");
   EXPECT_EQ(
-      message_of<mesh::UsageError>(
+      fixtures::message_of<mesh::UsageError>(
           [&] { recipe_in(folder, "links: {tp_bandwidth_gb_s: 4}\n"); }),
       "test:7:28: links.tp_bandwidth_gb_s: 4 is set, but links.tp_latency_us "
       "is not. Set both, or leave both to cost_model");
 }
 
 TEST(LinkCosts, AMeshDimOfOneRankHasNone) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   auto recipe = recipe_in(folder, "cost_model: measure\n");
   recipe.mesh = {1, 4};
   for (const auto& links : settled(recipe)) {
@@ -141,4 +148,4 @@ TEST(LinkCosts, AMeshDimOfOneRankHasNone) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

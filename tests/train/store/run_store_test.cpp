@@ -14,7 +14,7 @@
 #include "tests/config/fixtures.h"
 #include "tests/support/run_ranks.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -61,8 +61,8 @@ class RunStoreTest : public ::testing::Test {
   }
 
   static constexpr const char* kOldMetrics = "{\"step\": 10}\n";
-  TempFolder folder_;
-  Recipe recipe_;
+  fixtures::TempFolder folder_;
+  config::Recipe recipe_;
   fs::path run_;
   std::string said_;
 };
@@ -116,4 +116,4 @@ TEST_F(RunStoreTest, WhoHasTheLockOfTheNewFolderIsNotDisturbed) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train

@@ -18,7 +18,7 @@
 #include "train/trace/op_spans.h"
 #include "train/trace/step_tracer.h"
 
-namespace weft::recipes {
+namespace weft::train {
 namespace {
 
 using nlohmann::json;
@@ -145,7 +145,7 @@ TEST(ChromeJson, IsWhatTheFormatAsksFor) {
 }
 
 TEST(MergeChromeJson, LeavesOutWhatCannotBeRead) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   RankTrace trace;
   trace.events = {{"a", "op", 1000, 2000, 0, ""}};
   const auto text = to_chrome_json(trace);
@@ -165,7 +165,7 @@ TEST(MergeChromeJson, LeavesOutWhatCannotBeRead) {
 }
 
 TEST(MergeChromeJson, MovesTheClocksOfOtherHosts) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto write = [&](const char* name, const char* host, int64_t offset) {
     return folder.write(
         name,
@@ -187,7 +187,7 @@ TEST(MergeChromeJson, MovesTheClocksOfOtherHosts) {
   EXPECT_EQ(data["traceEvents"][2]["ts"], 12.0) << "7 us later";
 }
 
-Recipe tiny_recipe(const std::string& folder) {
+config::Recipe tiny_recipe(const std::string& folder) {
   auto recipe = parse_recipe(
       "mesh: {dp: 2, tp: 2}\n"
       "model: {dim: 16, layers: 2, heads: 2, ffn_dim: 24}\n"
@@ -200,7 +200,8 @@ Recipe tiny_recipe(const std::string& folder) {
 }
 
 // What the trainer does, with a tracer; gives what rank 0 is told.
-std::string train(test::RankContext& self, const Recipe& recipe, int steps) {
+std::string
+train(test::RankContext& self, const config::Recipe& recipe, int steps) {
   auto job = make_train_job(recipe, self.mesh({2, 2}, {"dp", "tp"}));
   StepTracer tracer(
       recipe.trace, recipe.output_dir, self.world, job.mesh, *job.model);
@@ -272,7 +273,7 @@ void expect_nested(const std::vector<Span>& spans) {
 }
 
 TEST(StepTracer, TracesTheChosenStepsOfEveryRank) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto recipe = tiny_recipe(folder.path());
   std::mutex mutex;
   std::map<int64_t, std::string> messages;
@@ -285,7 +286,7 @@ TEST(StepTracer, TracesTheChosenStepsOfEveryRank) {
   EXPECT_THAT(messages[0], Not(HasSubstr("missing")));
   EXPECT_EQ(messages[1] + messages[2] + messages[3], "");
 
-  const auto data = json::parse(read_text(folder / "trace.json"));
+  const auto data = json::parse(fixtures::read_text(folder / "trace.json"));
   std::map<int64_t, std::set<std::string>> names;
   std::map<int64_t, std::map<std::string, int>> categories;
   for (const auto& [track, spans] : tracks_of(data)) {
@@ -321,7 +322,7 @@ TEST(StepTracer, TracesTheChosenStepsOfEveryRank) {
     EXPECT_GT(categories[rank]["collective"], 8);
     EXPECT_GT(categories[rank]["backward"], 20);
     EXPECT_EQ(
-        json::parse(read_text(
+        json::parse(fixtures::read_text(
             folder /
             fmt::format(
                 "trace/rank{}.json", rank)))["traceEvents"][0]["args"]["name"],
@@ -330,7 +331,7 @@ TEST(StepTracer, TracesTheChosenStepsOfEveryRank) {
 }
 
 TEST(StepTracer, ARunThatEndsEarlyLeavesWhatThereIs) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto recipe = tiny_recipe(folder.path());
   std::mutex mutex;
   std::string said;
@@ -343,7 +344,7 @@ TEST(StepTracer, ARunThatEndsEarlyLeavesWhatThereIs) {
 }
 
 TEST(StepTracer, SaysThatNothingWasTraced) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   auto recipe = tiny_recipe(folder.path());
   recipe.trace.first_step = 9;
   test::run_ranks(4, [&](test::RankContext& self) {
@@ -353,7 +354,7 @@ TEST(StepTracer, SaysThatNothingWasTraced) {
 }
 
 TEST(StepTracer, OffLeavesNoMark) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   auto recipe = tiny_recipe(folder.path());
   recipe.trace.steps = 0;
   test::run_ranks(4, [&](test::RankContext& self) {
@@ -364,7 +365,7 @@ TEST(StepTracer, OffLeavesNoMark) {
 }
 
 TEST(StepTracer, AFolderThatCannotBeWrittenDoesNotEndTheRun) {
-  const TempFolder folder;
+  const fixtures::TempFolder folder;
   const auto recipe = tiny_recipe(folder.write("file", "x"));
   test::run_ranks(4, [&](test::RankContext& self) {
     const auto message = train(self, recipe, 3);
@@ -375,4 +376,4 @@ TEST(StepTracer, AFolderThatCannotBeWrittenDoesNotEndTheRun) {
 }
 
 } // namespace
-} // namespace weft::recipes
+} // namespace weft::train
