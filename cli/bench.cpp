@@ -117,8 +117,8 @@ void add_step(CLI::App& bench) {
     }
     if (options->join > 0 && options->engine == "fsdp") {
       mesh::throw_error<mesh::UsageError>(
-          "[bench] --join cannot be combined with --engine fsdp, which has no "
-          "Join. Leave one of them out.");
+          "[bench] --join cannot be combined with --engine fsdp: the benchmark "
+          "measures only DDP's Join. Leave one of them out.");
     }
     if (options->join > 0 && options->steps % (2 * options->join) != 0) {
       mesh::throw_error<mesh::UsageError>(fmt::format(

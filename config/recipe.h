@@ -198,7 +198,7 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
-/// An exponential moving EMA of the weights.
+/// An exponential moving average (EMA) of the weights.
 struct EmaConfig {
   double decay = 0;
   bool eval = false;

@@ -139,8 +139,7 @@ void SharedState::check_alike(mesh::Communicator& group, int64_t source) const {
       "\", and they have \"",
       there,
       "\". Start it with the same program, model, data and options, and "
-      "register "
-      "the same states in the same order"));
+      "register the same states in the same order"));
 }
 
 SharedState::Tensors SharedState::tensors() const {

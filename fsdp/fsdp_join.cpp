@@ -42,8 +42,7 @@ FsdpJoin::FsdpJoin(
       kJoin,
       mesh::ErrorContext{ranks_.name()},
       "weight_by_samples is not supported by FullyShardedDataParallel. Leave "
-      "it "
-      "out, and weight the losses.");
+      "it out, and weight the losses.");
   schedule_.set_observer(this);
 }
 

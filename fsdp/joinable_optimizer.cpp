@@ -50,8 +50,7 @@ std::shared_ptr<data_parallel::JoinHook> JoinableOptimizer::join_hook(
       "join",
       mesh::ErrorContext{"JoinableOptimizer"},
       "a JoinableOptimizer must come after the FullyShardedDataParallel that "
-      "it "
-      "was created with. Pass the wrapped model first, then the optimizer.");
+      "it was created with. Pass the wrapped model first, then the optimizer.");
   model_.set_join_has_optimizer();
   return std::make_shared<Step>(step_, model_);
 }

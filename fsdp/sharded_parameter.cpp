@@ -219,8 +219,7 @@ void ShardedParameter::write_back() {
       "[fsdp] \"",
       name_,
       "\" was set to another placement or dtype while it was unsharded. "
-      "Convert "
-      "and place the model before its first forward.");
+      "Convert and place the model before its first forward.");
   shard_.copy_(rows_of_whole(impl->local(), rank_));
   is_written_back_ = true;
   version_ = version_of(parameter_);

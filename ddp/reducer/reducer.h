@@ -245,7 +245,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize_grads();
   void finalize_grad(GradientBucket& bucket, size_t slot);
 
-  // In reducer_precision.cpp: parameters of low precision.
+  // Parameters of low precision (reducer_gradients.cpp).
   const at::Tensor& gradient(const Parameter& parameter) const;
   void set_gradient(Parameter& parameter, const at::Tensor& gradient);
   /// Casts a low-precision gradient to full precision.

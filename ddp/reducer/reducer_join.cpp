@@ -1,5 +1,5 @@
 // Reductions in which some replicas have no inputs. See Note [Shadowing ranks]
-// in join/ddp_join.cpp.
+// in ddp_join.cpp.
 #include <exception>
 #include <utility>
 

@@ -67,8 +67,7 @@ struct LinearNode : torch::autograd::Node {
         " in forward and is on ",
         name_of(now),
         " in backward. Keep the FullyShardedDataParallel that ran forward "
-        "until "
-        "backward has ended. (",
+        "until backward has ended. (",
         now.describe_rank(),
         ")");
     return w;

@@ -1,4 +1,5 @@
-// More ops in which libtorch makes plain tensors of its own: see selecting.cpp.
+// Ops in which libtorch creates plain tensors itself. Their kernels place these
+// tensors on the mesh of the operands.
 #include <algorithm>
 
 #include <torch/library.h>

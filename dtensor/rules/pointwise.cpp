@@ -284,8 +284,8 @@ void add_plain_rules(RuleTable& table) {
 // which rank counts is up to the reduction.
 void add_monotone_rules(RuleTable& table) {
   table.add(
-      "asinh atan ceil erf exp exp2 expm1 floor "
-      "hardshrink hardsigmoid hardtanh relu round sgn sigmoid sign sinh "
+      "asinh atan ceil erf exp exp2 expm1 floor hardshrink hardsigmoid "
+      "hardtanh relu round sgn sigmoid sign sinh "
       "softshrink special_i1 special_log_ndtr special_modified_bessel_i1 tanh "
       "trunc",
       elementwise(monotone_increasing(0)));

@@ -262,8 +262,7 @@ void add_reduction_rules(RuleTable& table) {
   table.add("dist", {.strategies = dist, .infer = rules::one_number});
   table.add(
       "max.dim max.dim_max min.dim min.dim_min argmax argmin var std var_mean "
-      "std_mean logsumexp "
-      "median nanmedian mode kthvalue",
+      "std_mean logsumexp median nanmedian mode kthvalue",
       {.strategies = keep_others, .infer = reduced_sizes});
   // Unsigned 64-bit numbers cannot be brought together again.
   table.add("hash_tensor", {});

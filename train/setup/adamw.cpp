@@ -14,8 +14,9 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 
-// The kernel only reads the number of a step, which has to are where the
-// parameter does: one tensor serves all parameters that have come equally far.
+// The kernel only reads the number of a step, which must be on the device of
+// the parameter. So one tensor serves all parameters with the same number of
+// steps.
 class StepNumbers {
  public:
   const at::Tensor& get(int64_t step, c10::Device device) {

@@ -161,8 +161,7 @@ config::Recipe recipe_of_group(
         "elastic.batch",
         fmt::format(
             "{} needs replica groups. Start the run with weftrun "
-            "--replica-size "
-            "N, where N is mesh.tp, or set elastic.batch=none",
+            "--replica-size N, where N is mesh.tp, or set elastic.batch=none",
             recipe.elastic.batch));
   }
   resolve_groups(recipe, group_size, *groups);

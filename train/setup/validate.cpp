@@ -269,8 +269,7 @@ void check_non_finite(const config::Recipe& recipe) {
         kKey,
         fmt::format(
             "skip cannot be combined with ddp.comm_hook={}, whose error "
-            "feedback "
-            "would add the NaN to the next step's gradients. Use stop",
+            "feedback would add the NaN to the next step's gradients. Use stop",
             recipe.ddp.comm_hook));
   }
 }

@@ -242,8 +242,7 @@ void ShmSegment::create_segment(
         message.descriptors.size() != 1) {
       throw_error<CommError>(
           "[shared memory] a process that is not a rank of this group "
-          "connected "
-          "to its Unix socket. Start the run again.");
+          "connected to its Unix socket. Start the run again.");
     }
     doorbells_[static_cast<size_t>(hello.rank)] =
         std::move(message.descriptors[0]);
