@@ -94,21 +94,31 @@ TEST_F(ExchangeCommand, ExportOfAFolderHasAnIndex) {
 }
 
 TEST_F(ExchangeCommand, ExportChoosesRenamesAndConverts) {
-  const auto said = call({"export",
-                          "run",
-                          "some.safetensors",
-                          "--format",
-                          "safetensors",
-                          "--include",
-                          "model.**",
-                          "--exclude",
-                          "**.mask",
-                          "--rename",
-                          "^model\\.=",
-                          "--dtype",
-                          "bfloat16",
-                          "--json"})
-                        .parsed();
+  const auto export_of = [](const std::string& source) {
+    return std::vector<std::string>{
+        "export",
+        source,
+        "some.safetensors",
+        "--format",
+        "safetensors",
+        "--include",
+        "model.**",
+        "--exclude",
+        "**.mask",
+        "--rename",
+        "^model\\.=",
+        "--dtype",
+        "bfloat16",
+        "--json"};
+  };
+  // The sample's float64 values are random bits, and bfloat16 cannot hold most
+  // of them.
+  expect_refused(export_of("run"), 2, "too large for bfloat16");
+  EXPECT_FALSE(fs::exists(at("some.safetensors")));
+  auto tensors = sample_tensors(30);
+  tensors["model.cube"] = at::full({5, 6, 7}, 0.1, at::kDouble);
+  write_sample(at("fits"), tensors);
+  const auto said = call(export_of("fits")).parsed();
   EXPECT_EQ(said["tensors"], 7);
   const auto manifest = checkpoint::describe_safetensors(
       checkpoint::Folder::open(scratch_.path()), "some.safetensors");
