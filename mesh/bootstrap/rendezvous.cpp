@@ -12,8 +12,6 @@
 #include <thread>
 #include <utility>
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/loopback.h"
+#include "base/numeric_address.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/sockets.h"
 #include "mesh/error/error.h"
@@ -98,23 +97,13 @@ void start_listening(int fd, const JobEnvironment& job) {
 
 /// Whether somebody listens at a numeric address of this host.
 bool is_served(const std::string& address, uint16_t port) {
-  sockaddr_storage target{};
-  socklen_t size = sizeof(sockaddr_in);
-  auto& v4 = reinterpret_cast<sockaddr_in&>(target);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(target);
-  if (inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1) {
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(port);
-  } else if (inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) == 1) {
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(port);
-    size = sizeof(sockaddr_in6);
-  } else {
+  const auto target = base::numeric_address(address, port);
+  if (!target) {
     return true; // c10d shall say what is wrong with it
   }
-  const int fd = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool connected =
-      connect(fd, reinterpret_cast<const sockaddr*>(&target), size) == 0;
+  const int fd =
+      socket(target->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool connected = connect(fd, target->get(), target->size) == 0;
   close(fd);
   return connected;
 }
