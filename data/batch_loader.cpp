@@ -128,14 +128,15 @@ BatchLoader::BatchLoader(std::unique_ptr<Dataset> data, BatchShape shape)
       "A batch size is not positive.");
   const int64_t left_over =
       shape.global_batch_size % (shape.dp * shape.micro_batch_size);
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      left_over == 0,
       "batches",
-      left_over,
-      0,
       where,
-      "global_batch_size ",
+      "global_batch_size: got ",
       shape.global_batch_size,
-      " must be a multiple of dp * micro_batch_size.");
+      ", expected a multiple of dp * micro_batch_size = ",
+      shape.dp * shape.micro_batch_size,
+      ".");
   WEFT_CHECK(
       shape.dp_rank >= 0 && shape.dp_rank < shape.dp,
       "batches",

@@ -110,12 +110,13 @@ std::vector<ReductionGroup> groups_of(
       {.group = dp.group(int64_t{0}),
        .divisor = divisor_of(options, dp, std::nullopt)}};
   for (const auto& item : options.parameter_groups) {
-    WEFT_CHECK_EQ(
+    WEFT_CHECK(
+        item.mesh.ndim() == 1,
         "ddp",
-        item.mesh.ndim(),
-        1,
         context_of(dp),
-        "The mesh of a parameter group must have one dim, e.g. mesh[\"dp\"] or "
+        "mesh of a parameter group: got ",
+        item.mesh.ndim(),
+        " mesh dims, expected 1. Pass a slice, e.g. mesh[\"dp\"], or "
         "DeviceMesh::from_group().");
     for (const auto rank : item.mesh.ranks()) {
       const auto& ranks = dp.ranks();
@@ -135,9 +136,10 @@ std::vector<ReductionGroup> groups_of(
         !item.divide_by || *item.divide_by > 0.0,
         "ddp",
         context_of(dp),
-        "parameter_groups: divide_by > 0: ",
+        "parameter_groups: got divide_by = ",
         item.divide_by.value_or(0.0),
-        " was given. Leave divide_by out to get the mean over the group.");
+        ", expected more than 0. Leave divide_by out to get the mean over the "
+        "group.");
     groups.push_back(
         {.group = item.mesh.group(int64_t{0}),
          .divisor = divisor_of(options, item.mesh, item.divide_by)});

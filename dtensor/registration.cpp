@@ -21,8 +21,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Kernels above autograd of linear, embedding, the norms, attention and the
-// losses, and what goes with them; returns their full names.
+// Registers the kernels above autograd (linear, embedding, norms, attention,
+// losses and related ops) and returns their full names.
 std::set<std::string> register_kernels(
     torch::Library& above,
     torch::Library& below) {
@@ -60,16 +60,17 @@ std::set<std::string> register_kernels(
   return names;
 }
 
-// Whether libtorch makes an op of others, so that those come here instead. A
-// few (silu_backward) have both that and a kernel of their own: with a rule
-// they run in one piece.
+// Returns true if libtorch decomposes an op into others, which then have
+// kernels for DTensors. A few ops (silu_backward) have a decomposition and also
+// a kernel; with a rule they run as one op.
 bool is_composed(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(
              c10::DispatchKey::CompositeImplicitAutograd) &&
          !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && find_rule(op));
 }
 
-// Libraries unregister their kernels when destroyed: kept for the process.
+// The registered kernels. They are kept until the process exits, because a
+// torch::Library unregisters its kernels when it is destroyed.
 struct DispatchRegistration {
   torch::Library below_autograd{
       torch::Library::IMPL,
@@ -83,8 +84,9 @@ struct DispatchRegistration {
       c10::DispatchKey::AutogradPrivateUse3,
       __FILE__,
       __LINE__};
-  // Ops of other namespaces that have no rule are refused as aten's are; those
-  // without gradients say so in backward, as on other devices.
+  // Fallbacks for ops of other namespaces. An op without a rule is refused like
+  // one of aten. An op without a gradient formula is reported in backward, as
+  // on other devices.
   torch::Library others{
       torch::Library::IMPL,
       "_",

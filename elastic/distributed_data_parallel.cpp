@@ -43,9 +43,10 @@ ddp::DistributedDataParallelOptions checked_options(
       dp_mesh.size() == 1,
       "elastic",
       where,
-      "size of the mesh of replicas == 1: ",
+      "mesh of replicas: got ",
       dp_mesh.size(),
-      " vs 1. The replicas are the replica groups that weftrun --replica-size "
+      " ranks, expected 1. The replicas are the replica groups that weftrun "
+      "--replica-size "
       "starts. Pass the dim of size 1 of a mesh {1, ranks of the group}.");
   const auto refuse = [&](bool is_set, const char* option, const char* why) {
     WEFT_CHECK(

@@ -19,12 +19,11 @@ void Lanes::check_enough_for(int64_t groups) const {
       !are_used() || count_ >= groups,
       "elastic",
       mesh::ErrorContext(),
-      "lanes >= replica groups: ",
+      "lanes: got ",
       count_,
-      " vs ",
+      ", expected at least one per replica group, of which there are ",
       groups,
-      ". A group without a lane computes no gradients to add. Set more lanes, "
-      "or start fewer groups.");
+      ". Set more lanes, or start fewer groups.");
 }
 
 void Lanes::divide(const std::vector<bool>& counts, int64_t rank) {

@@ -293,9 +293,9 @@ void Manager::end_with_too_few() {
     return;
   }
   throw_error<TooFewGroupsError>(mesh::detail::concat(
-      "[elastic] replica groups >= min_groups: ",
+      "[elastic] replica groups: got ",
       group_->size(),
-      " vs ",
+      ", expected at least min_groups = ",
       options_.min_groups,
       ". The groups that are left have waited for others and end after step ",
       step()));

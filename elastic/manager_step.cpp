@@ -69,12 +69,11 @@ std::pair<int64_t, int64_t> Step::share(int64_t count) const {
       count >= groups_,
       "elastic",
       mesh::ErrorContext(),
-      "samples of the step >= replica groups: ",
+      "samples of the step: got ",
       count,
-      " vs ",
+      ", expected at least one per replica group, of which there are ",
       groups_,
-      ". A group without a sample computes no gradients to add. Give the step "
-      "more samples, or start fewer groups.");
+      ". Give the step more samples, or start fewer groups.");
   const int64_t part = counts() ? group_ : 0;
   return {count * part / groups_, count * (part + 1) / groups_};
 }

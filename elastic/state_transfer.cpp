@@ -153,13 +153,16 @@ void StateTransfer::send_changes() {
         ++i;
       }
     }
-    WEFT_CHECK_EQ(
+    WEFT_CHECK(
+        i == count,
         "elastic",
-        i,
-        count,
         mesh::ErrorContext(),
-        "The registered state had that many tensors when the step began, and "
-        "has others now. Make all of it before Manager::begin_step().");
+        "registered state: got ",
+        i,
+        " tensors, expected ",
+        count,
+        " as when the step began. Create all of them before "
+        "Manager::begin_step().");
   }
   enqueue([this, has_changed, changes = std::move(changes)] {
     group_.broadcast(has_changed, 0, "changes of the state").wait();

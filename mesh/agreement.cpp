@@ -21,10 +21,10 @@ namespace {
 constexpr size_t kLongestValue = size_t{64} * 1024;
 constexpr size_t kShownBytes = 160;
 constexpr const char* kAgreed = "=";
-/// For how long rank 0 waits for others to hear of a difference.
+/// The time that rank 0 gives the other ranks to read a difference before it
+/// throws, because the store may end with rank 0.
 constexpr std::chrono::seconds kDifferenceLimit{2};
 
-/// The value, or if it is long its beginning and a hash of it all.
 std::string digest(std::string_view value) {
   if (value.size() <= kLongestValue) {
     return std::string(value);
@@ -39,7 +39,6 @@ std::string digest(std::string_view value) {
       ")");
 }
 
-/// At most kShownBytes characters from shortly before position `from`.
 std::string excerpt(const std::string& value, size_t from) {
   constexpr size_t kBefore = kShownBytes / 4;
   const size_t begin =
@@ -89,7 +88,8 @@ std::string describe_difference(
       ")"));
 }
 
-/// Runs `body`; what the store throws becomes a CommError.
+/// Runs `body`. Turns an exception into a CommError that contains the text of
+/// who(), except if this rank is out of memory.
 template <class Body>
 auto with_store(
     const AgreementContext& context,
@@ -121,7 +121,6 @@ std::string first_missing(
   return "All ranks have arrived.";
 }
 
-/// Fields and values, for the store.
 std::string pack(const std::vector<AgreedValue>& values) {
   using nlohmann::json;
   auto list = json::array();
@@ -139,7 +138,8 @@ std::vector<AgreedValue> unpack(const std::string& text) {
   return values;
 }
 
-/// Where the values of `other` are not rank 0's.
+/// Describes the first field or value in which `other`, which `rank` passed,
+/// differs from `first`, which rank 0 passed.
 std::string first_difference(
     const std::vector<AgreedValue>& first,
     int64_t rank,
@@ -156,15 +156,15 @@ std::string first_difference(
       return describe_difference(ours.field, ours.value, rank, theirs.value);
     }
   }
-  // What is not UTF-8 looks alike once it is packed.
+  // The hashes differ but the packed values do not, because pack() replaces
+  // bytes that are not UTF-8.
   return describe_difference("a value", "its bytes", rank, "others");
 }
 
-/// Where one comparison keeps its values.
 struct AgreementKeys {
   std::string prefix;
   std::string verdict() const { return prefix + "verdict"; }
-  /// How many know it.
+  /// The key that counts the ranks that have read a difference.
   std::string heard() const { return prefix + "heard"; }
   std::string hash(int64_t rank) const {
     return detail::concat(prefix, "hash/", rank);
@@ -174,7 +174,8 @@ struct AgreementKeys {
   }
 };
 
-/// Compares all ranks' hashes, and returns the verdict.
+/// Compares the hashes of all ranks with rank 0's. Returns kAgreed or a
+/// description of the first difference. Rank 0 calls it.
 std::string judge(
     const AgreementContext& context,
     const AgreementKeys& keys,
@@ -204,7 +205,7 @@ std::string judge(
       });
 }
 
-/// A hash of the values, of any length.
+/// Returns a hash of the full fields and values. pack() shortens long values.
 std::string hash_of(const std::vector<AgreedValue>& values) {
   std::string text;
   for (const auto& value : values) {

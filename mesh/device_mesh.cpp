@@ -17,13 +17,15 @@ namespace weft::mesh {
 
 // Note [Who owns a mesh]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// create() makes a Root, which owns the groups and the states of all meshes cut
-// from it; each is made once. A DeviceMesh points to its state and shares
-// ownership of the root. So equal meshes have one address, slices cost a
-// look-up and what hangs on a slice stays while any mesh of the root lives.
+// create() makes a Root, which owns the groups and the states of all its slices
+// and flattened meshes. Each state is made once. A DeviceMesh points to its
+// state and shares ownership of the root. So equal meshes have the same state,
+// a slice costs one look-up, and the extensions of a slice live as long as any
+// mesh of the root.
 struct DeviceMesh::State {
   Root* root = nullptr;
-  /// Indices of the root's dims; those of a flattened mesh are its own name's.
+  /// The indices of the dims in the root. A flattened mesh has one dim, and the
+  /// indices of the dims that it was made of.
   std::vector<int64_t> root_dims;
   bool is_flat = false;
   std::vector<int64_t> shape;
@@ -32,7 +34,7 @@ struct DeviceMesh::State {
   std::vector<int64_t> ranks;
   std::vector<Communicator> groups;
 
-  /// One extension; they are only ever added, in front.
+  /// A node of the list of extensions. Nodes are only added, at the front.
   struct Extension {
     const std::type_info* type;
     std::shared_ptr<void> object;
@@ -43,7 +45,6 @@ struct DeviceMesh::State {
   /// The head of the same list, for readers without the mutex.
   std::atomic<const Extension*> first_extension{nullptr};
 
-  /// Null if there is none of that type.
   void* find_extension(const std::type_info& type) const {
     const auto* extension = first_extension.load(std::memory_order_acquire);
     while (extension && *extension->type != type) {
@@ -58,7 +59,7 @@ struct DeviceMesh::State {
 
 struct DeviceMesh::Root {
   std::optional<World> world;
-  /// Prefix of its groups' keys in the store.
+  /// The prefix of the groups' keys in the store.
   std::string scope;
   std::vector<int64_t> shape;
   std::vector<int64_t> coordinate;
@@ -135,25 +136,23 @@ void check_shape(
         1 <= shape[i],
         kOp,
         where(),
-        "ranks of mesh dim \"",
+        "mesh dim \"",
         names[i],
-        "\" >= 1: ",
+        "\": got ",
         shape[i],
-        " vs 1. Mesh dim \"",
-        names[i],
-        "\" has no ranks.");
+        " ranks, expected at least 1.");
   }
   WEFT_CHECK(
       product(shape) == world.world_size(),
       kOp,
       where(),
-      "the mesh must have as many ranks as the world: ",
-      product(shape),
-      " vs ",
-      world.world_size(),
-      ". The mesh ",
+      "shape: got ",
       format(names, shape),
-      " must hold every rank of the world once.");
+      " with ",
+      product(shape),
+      " ranks, expected the ",
+      world.world_size(),
+      " ranks of the world.");
 }
 
 std::vector<int64_t> coordinate_of(
@@ -193,8 +192,8 @@ int64_t DeviceMesh::State::check_dim(int64_t mesh_dim) const {
   return mesh_dim;
 }
 
-/// World ranks, row-major over `dims`, that share this rank's other
-/// coordinates.
+/// Returns the world ranks that share this rank's coordinates in all dims
+/// except `dims`, row-major over `dims`.
 std::vector<int64_t> DeviceMesh::Root::ranks_along(
     const std::vector<int64_t>& dims) const {
   std::vector<int64_t> strides(shape.size(), 1);
@@ -219,7 +218,8 @@ std::vector<int64_t> DeviceMesh::Root::ranks_along(
   return ranks;
 }
 
-/// The group over `dims`, named "<name>/<its index among its siblings>".
+/// Creates the group over `dims`, "<name>/<its index among its siblings>".
+/// Returns the world's group instead if `dims` cover the world.
 Communicator DeviceMesh::Root::make_group(
     const std::string& name,
     const std::vector<int64_t>& dims) const {
@@ -288,14 +288,17 @@ DeviceMesh DeviceMesh::from_group(
   };
   WEFT_CHECK(
       !mesh_dim_name.empty(), kOp, where(), "The mesh dim has an empty name.");
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      group.ranks().at(group.rank()) == world.rank(),
       kOp,
-      group.ranks().at(group.rank()),
-      world.rank(),
       where(),
-      "The group \"",
+      "group: \"",
       group.name(),
-      "\" is of another world.");
+      "\" has rank ",
+      group.ranks().at(group.rank()),
+      " of a world for this process, which is rank ",
+      world.rank(),
+      " of the mesh's world. Pass a group of the same world.");
   auto root = std::make_shared<Root>();
   root->world = world;
   root->shape = {group.size()};
@@ -519,7 +522,8 @@ std::shared_ptr<void> DeviceMesh::find_or_make_extension(
           state_->extensions.get(), std::memory_order_release);
     }
   }
-  // The mesh owns it: counting references would be paid by every op.
+  // The mesh owns the extension. The result counts no reference, because every
+  // op would pay for that.
   return {std::shared_ptr<void>(), found};
 }
 

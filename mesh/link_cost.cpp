@@ -11,7 +11,7 @@
 namespace weft::mesh {
 namespace {
 
-// By name of the root's mesh dim.
+// The costs that set_link_cost() has stored, by name of the root's mesh dim.
 struct LinkTable {
   std::mutex mutex;
   std::map<std::string, LinkCost, std::less<>> costs;
@@ -21,7 +21,7 @@ double tree_levels(int64_t ranks) {
   return std::bit_width(static_cast<uint64_t>(ranks - 1));
 }
 
-// How many messages follow each other.
+// Returns the number of messages that must follow each other.
 double latencies(Collective kind, int64_t ranks) {
   const bool twice = kind == Collective::kAllReduce;
   return (twice ? 2 : 1) * tree_levels(ranks);
@@ -88,8 +88,9 @@ double collective_us(
 
 namespace {
 
-// Of one mesh dim, some groups may share a host and others not: all ranks plan
-// with the more expensive one, and a run plans alike wherever its ranks lie.
+// Returns the backend whose cost is used for planning. Some groups of a mesh
+// dim may share a host and others not. All ranks plan with the more expensive
+// link, so that the plan does not depend on where the ranks run.
 std::string_view planned_as(std::string_view backend) {
   return backend == "shm" ? "gloo" : backend;
 }

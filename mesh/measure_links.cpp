@@ -14,9 +14,11 @@ namespace {
 
 constexpr int kWarmups = 2;
 constexpr int kTimes = 7;
-// Elements of float: up to where bandwidth is all that counts.
+// The numbers of float elements that are timed. With the largest one, the
+// latency hardly matters.
 constexpr std::array<int64_t, 4> kCounts{256, 8192, 65536, 262144};
-// Beyond these the fit has gone wrong, not the link.
+// The limits of a result. A result beyond them comes from a bad fit, not from
+// the link.
 constexpr double kMinLatencyUs = 0.1;
 constexpr double kMaxLatencyUs = 1e5;
 constexpr double kMinBandwidth = 1e-3;
@@ -46,7 +48,7 @@ std::vector<TimedCollective> time_group(
     const int64_t part = count / group.size();
     const auto input = at::zeros({part}, options);
     const auto output = at::zeros({part * group.size()}, options);
-    // Read on the host: the work has to be over, on a device too.
+    // item() ends after the collective, on a device too.
     const auto gather = [&] {
       group.all_gather(output, input, "measure links").wait();
       output[0].item<float>();
@@ -72,7 +74,9 @@ LinkCost fit_link_cost(
   Eigen::MatrixX2d terms(rows, 2);
   for (Eigen::Index i = 0; i < rows; ++i) {
     const auto& one = timed[i];
-    // Microseconds per microsecond of latency, and per 1/(GB/s).
+    // The columns are the microseconds per microsecond of latency and per
+    // 1/(GB/s). Each row is divided by its measured time, so that the fit
+    // minimizes relative errors.
     const LinkCost unit{.latency_us = 1, .bandwidth_gb_s = 1};
     terms(i, 0) = collective_us(one.kind, ranks, 0, unit) / one.us;
     terms(i, 1) = sent_bytes(one.kind, ranks, one.bytes) / 1e3 / one.us;

@@ -27,7 +27,8 @@ at::Tensor number(int64_t value) {
   return at::full({1}, value, at::kLong);
 }
 
-// The texts of all members, by rank, joined on the first one.
+// Returns the texts of all members, joined in rank order, on group rank 0 and
+// "" on the other ranks.
 std::string gather_joined(
     Communicator& group,
     std::string_view text,
@@ -53,7 +54,8 @@ std::string gather_joined(
   return text_of(joined);
 }
 
-// A text and its length, so that joined ones can be told apart.
+// Prefixes the text with its length, so that unpacked() can separate joined
+// texts.
 std::string packed(std::string_view text) {
   const auto size = static_cast<uint64_t>(text.size());
   std::string result(sizeof(size), '\0');
@@ -78,7 +80,7 @@ RankTree::RankTree(const World& world, int64_t fan_in)
     : world_size_(world.world_size()) {
   TORCH_INTERNAL_ASSERT(fan_in > 1);
   const auto name = detail::concat("tree/", world.next_id());
-  // Level by level, those who lead a group of the one below.
+  // Each level connects the ranks that are first in a group of the level below.
   for (int64_t stride = 1;
        stride < world.world_size() && world.rank() % stride == 0;
        stride *= fan_in) {

@@ -38,20 +38,19 @@ namespace weft::mesh {
 // Note [A device after a failed connect]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A peer may open a connection for a group that this rank has given up. gloo's
-// listener keeps it, for a pair that never asks for it, until the device ends.
-// So no group is created on a device again where one did not connect. The
-// device ends with the last of its groups.
+// listener keeps the connection until the device is destroyed, because no pair
+// asks for it. So after a failed connect, no further group is created on that
+// device. The device is destroyed with the last of its groups.
 
 struct World::State {
-  /// What the groups of a rank share, over all worlds that were made from one
-  /// another.
+  /// The resources that the groups of a rank share, also between a world and
+  /// those that scoped() creates from it.
   struct Transports {
     std::mutex mutex;
     std::shared_ptr<GlooDevice> device;
     std::shared_ptr<ShmProgress> shm;
 
     std::shared_ptr<GlooDevice> gloo_device(const std::string& address);
-    /// Connects a group over sockets; `address` is this rank's.
     std::shared_ptr<Backend> connect_gloo(
         const GroupMembers& members,
         const GroupRendezvous& rendezvous,
@@ -60,19 +59,20 @@ struct World::State {
 
   JobEnvironment job;
   WorldOptions options;
-  /// Where tensors go. See World::device.
+  /// The device of the model and data. See World::device().
   c10::Device tensors{c10::DeviceType::CPU};
-  /// Null where nothing communicates: a fake world, or one rank. Its waits end
-  /// by `cancellation`.
+  /// The store, whose waits `cancellation` ends. Null in a fake world and in a
+  /// world of one rank.
   c10::intrusive_ptr<c10d::Store> store;
   Cancellation cancellation;
   std::shared_ptr<Transports> transports = std::make_shared<Transports>();
-  /// Null where there is no store, or nobody is to look.
+  /// Null if there is no store or the watchdog is disabled.
   std::shared_ptr<Watchdog> watch;
   std::atomic<int64_t> next_id = 0;
   std::atomic<int64_t> next_agreement = 0;
 
-  /// Guards all below. Not held while a group connects: abort() must pass.
+  /// Guards `group_keys` and `groups`. It is not held while a group connects,
+  /// so that abort() does not block.
   std::mutex mutex;
   std::set<std::string> group_keys;
   std::vector<Communicator> groups;
@@ -80,7 +80,7 @@ struct World::State {
   State() = default;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  // Says that this rank has ended before its groups hang up.
+  // Publishes that this rank has ended, before its groups hang up.
   ~State() {
     if (watch) {
       watch->end();
@@ -92,7 +92,7 @@ struct World::State {
 
   bool is_fake() const { return options.backend == "fake"; }
   bool is_nccl() const { return options.backend == "nccl"; }
-  /// Supervises the ranks through a store whose waits abort() does not end.
+  /// Starts the watchdog. abort() does not end its waits in `uncancelled`.
   void begin_watch(c10::intrusive_ptr<c10d::Store> uncancelled) {
     if (options.watch.enabled) {
       watch = Watchdog::begin(
@@ -108,11 +108,17 @@ struct World::State {
       tensors = open_device("cuda", job.local_rank, job.local_world_size);
     }
   }
-  /// Meets in a store that the caller made.
+  /// Joins the other ranks in `given`, the store of the caller.
   void open(const c10::intrusive_ptr<c10d::Store>& given) {
-    WEFT_CHECK_LE("world", 0, job.rank, describe(), "Ranks count from 0.");
-    WEFT_CHECK_LT(
-        "world", job.rank, job.world_size, describe(), "Ranks count from 0.");
+    WEFT_CHECK(
+        job.rank >= 0 && job.rank < job.world_size,
+        "world",
+        describe(),
+        "rank: got ",
+        job.rank,
+        ", expected 0 to ",
+        job.world_size - 1,
+        ".");
     if (job.world_size > 1 && !is_fake()) {
       WEFT_CHECK(given, "world", describe(), "The store is null.");
       constexpr const char* kPrefix = "weft";
@@ -224,8 +230,9 @@ int64_t World::State::host_cores() const {
   return base::count_cores(shares);
 }
 
-/// Where the others look for this rank's host. What the store says already
-/// holds: the one that made it may know better.
+/// Publishes the host of this rank, for the other members of its groups, and
+/// its cores. Keeps an existing entry, because the creator of the store may
+/// know the host better.
 void World::State::publish_domain() const {
   if (options.backend != "gloo" && !store->check({domain_key(job.rank)})) {
     const auto domain = shm_domain();
@@ -236,7 +243,7 @@ void World::State::publish_domain() const {
   store->set(cores_key(job.rank), base::current_core_share().to_text());
 }
 
-/// Which members share a host: the same on all of them.
+/// Returns which members share a host. All members get the same hosts.
 HostLayout World::State::host_layout(const GroupMembers& members) const {
   std::vector<std::string> keys;
   for (const int64_t rank : members.ranks) {
@@ -304,7 +311,6 @@ std::shared_ptr<Backend> World::State::connect_over_hosts(
   return make_hierarchical_backend(members, layout, std::move(groups));
 }
 
-/// Checks `ranks` and returns where this rank is among them.
 int64_t World::State::position_in(
     const std::string& name,
     const std::vector<int64_t>& ranks) const {
@@ -408,7 +414,8 @@ World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 namespace {
 
-/// The world of several ranks that this process has, as it has its environment.
+/// The world of several ranks that from_env() created. A process has at most
+/// one at a time, because it has one environment.
 struct ProcessWorld {
   std::mutex mutex;
   std::weak_ptr<World::State> state;
@@ -601,7 +608,7 @@ void World::record_step_error(
       state_->watch->record_step_error(what, cause);
     }
   } catch (...) {
-    // What is under way matters more.
+    // An error here must not replace the exception that is being recorded.
   }
 }
 

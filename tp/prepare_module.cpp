@@ -75,16 +75,16 @@ void check_prepared(
       prepared.style,
       where_on(target.mesh),
       target.name(),
-      ": number of ",
-      from,
-      " == ",
-      to,
-      ": ",
+      ": got ",
       prepared.from.size(),
-      " vs ",
+      " ",
+      from,
+      " and ",
       prepared.to.size(),
-      ". Give one layout per tensor, or std::nullopt for a tensor that stays "
-      "unchanged.");
+      " ",
+      to,
+      ", expected one of each per tensor. Give std::nullopt for a tensor that "
+      "stays unchanged.");
   check_list(prepared, target, prepared.from, from);
   check_list(prepared, target, prepared.to, to);
   const auto kwargs = prepared.what + "_kwarg_layouts";
@@ -116,18 +116,17 @@ void place_list(
       tensors.size() == prepared.from.size(),
       prepared.style,
       where_on(mesh),
-      "number of ",
-      prepared.what,
-      " tensors of module \"",
+      "module \"",
       path,
-      "\" == ",
-      prepared.what,
-      "_layouts: ",
+      "\": got ",
       tensors.size(),
-      " vs ",
+      " ",
+      prepared.what,
+      " tensors, expected ",
       prepared.from.size(),
-      ". Give one layout per tensor, or std::nullopt for a tensor that stays "
-      "unchanged.");
+      ", one per entry of ",
+      prepared.what,
+      "_layouts. Give std::nullopt for a tensor that stays unchanged.");
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (const auto& from = prepared.from[i]) {
       tensors[i] = place_tensor(

@@ -49,15 +49,18 @@ void check_mesh(
   if (spec.mesh_ndim() == 0) {
     return;
   }
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      spec.mesh().size() == world.world_size(),
       op,
-      spec.mesh().size(),
-      world.world_size(),
       mesh::ErrorContext{spec.mesh().describe_rank()},
       "\"",
       item.item.key,
-      "\" is on a mesh of some ranks only, so the values of the other ranks "
-      "are unknown. Take it from DistributedDataParallel::state_dict(), or "
+      "\": got a mesh of ",
+      spec.mesh().size(),
+      " of the ",
+      world.world_size(),
+      " ranks, expected all, because the values of the other ranks are "
+      "unknown. Take it from DistributedDataParallel::state_dict(), or "
       "pass dtensor::on_mesh(tensor, mesh) with a mesh of all ranks.");
 }
 

@@ -16,13 +16,14 @@ class PostLocalSGDHook : public CommHook {
  public:
   explicit PostLocalSGDHook(PostLocalSGDState state)
       : state_(std::move(state)) {
-    WEFT_CHECK_LE(
+    WEFT_CHECK(
+        state_.start_localSGD_iter >= 0,
         kHookName,
-        0,
-        state_.start_localSGD_iter,
         mesh::ErrorContext{"comm hook"},
-        "start_localSGD_iter is the number of first steps that average over "
-        "all replicas. Set it to 0 or more.");
+        "start_localSGD_iter: got ",
+        state_.start_localSGD_iter,
+        ", expected at least 0. It is the number of first steps that average "
+        "over all replicas.");
   }
 
   std::string name() const override { return kHookName; }

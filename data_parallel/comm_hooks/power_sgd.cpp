@@ -73,20 +73,23 @@ void check_options(const PowerSGDOptions& options, const char* hook) {
   const auto where = [] { return mesh::ErrorContext{"comm hook"}; };
   const int64_t least =
       options.use_error_feedback || options.warm_start ? 2 : 0;
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      options.matrix_approximation_rank >= 1,
       hook,
-      1,
+      where(),
+      "matrix_approximation_rank: got ",
       options.matrix_approximation_rank,
-      where(),
-      "matrix_approximation_rank is the number of columns of the factors. Set "
-      "it to at least 1.");
-  WEFT_CHECK_LE(
+      ", expected at least 1. It is the number of columns of the factors.");
+  WEFT_CHECK(
+      options.start_powerSGD_iter >= least,
       hook,
-      least,
-      options.start_powerSGD_iter,
       where(),
-      "With use_error_feedback or warm_start, compression can begin after two "
-      "steps at the earliest, because buckets change after the first.");
+      "start_powerSGD_iter: got ",
+      options.start_powerSGD_iter,
+      ", expected at least ",
+      least,
+      ". With use_error_feedback or warm_start, compression can begin after "
+      "two steps at the earliest, because buckets change after the first.");
   WEFT_CHECK(
       options.min_compression_rate > 0 &&
           std::isfinite(options.min_compression_rate),
@@ -103,12 +106,13 @@ void check_options(const PowerSGDOptions& options, const char* hook) {
       "expected a non-negative orthogonalization_epsilon, got ",
       options.orthogonalization_epsilon,
       ". 0 or 1e-8 are good values.");
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      options.compression_stats_logging_frequency >= 1,
       hook,
-      1,
-      options.compression_stats_logging_frequency,
       where(),
-      "It is a number of steps.");
+      "compression_stats_logging_frequency: got ",
+      options.compression_stats_logging_frequency,
+      ", expected at least 1. It is a number of steps.");
 }
 
 } // namespace

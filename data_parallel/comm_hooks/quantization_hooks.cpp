@@ -101,13 +101,14 @@ std::shared_ptr<CommHook> quantization_pertensor_hook() {
 
 std::shared_ptr<CommHook> quantization_perchannel_hook(int64_t bucket_size) {
   constexpr const char* kName = "quantization_perchannel_hook";
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      bucket_size >= 1,
       kName,
-      1,
-      bucket_size,
       mesh::ErrorContext{"comm hook"},
-      "bucket_size is the number of elements that share a scale. Set it to at "
-      "least 1.");
+      "bucket_size: got ",
+      bucket_size,
+      ", expected at least 1. It is the number of elements that share a "
+      "scale.");
   return make_comm_hook(
       kName, /*divides=*/true, [bucket_size](const GradBucket& bucket) {
         check_can_compress(bucket, kName);

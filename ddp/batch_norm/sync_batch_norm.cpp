@@ -307,19 +307,27 @@ void SyncBatchNormImpl::check_input(const at::Tensor& input) const {
     return mesh::ErrorContext{mesh::detail::concat(
         "rank ", group.rank(), "/", group.size(), " of ", group.name())};
   };
-  WEFT_CHECK_LE(kOp, 2, input.dim(), where(), "Inputs are [N, C, ...].");
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      input.dim() >= 2,
       kOp,
+      where(),
+      "input: got ",
+      input.dim(),
+      " dims, expected at least 2: [N, C, ...].");
+  WEFT_CHECK(
+      input.size(1) == options.num_features(),
+      kOp,
+      where(),
+      "input: got ",
       input.size(1),
+      " channels in dim 1, expected num_features = ",
       options.num_features(),
-      where(),
-      "Dim 1 of the input must have num_features channels.");
-  WEFT_CHECK_LE(
+      ".");
+  WEFT_CHECK(
+      input.size(1) >= 1,
       kOp,
-      1,
-      input.size(1),
       where(),
-      "The input must have at least one channel.");
+      "input: got no channels in dim 1, expected at least 1.");
 }
 
 double SyncBatchNormImpl::next_average_factor() {

@@ -112,12 +112,13 @@ void SyncBatchNormGroup::shadow_pass() {
 
 std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
     const mesh::DeviceMesh& dp_mesh) {
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      dp_mesh.ndim() == 1,
       "SyncBatchNorm",
-      dp_mesh.ndim(),
-      1,
       mesh::ErrorContext{dp_mesh.describe_rank()},
-      "Pass a slice with one mesh dim, e.g. mesh[\"dp\"].");
+      "mesh: got ",
+      dp_mesh.ndim(),
+      " mesh dims, expected 1. Pass a slice, e.g. mesh[\"dp\"].");
   // Meshes beside this one make theirs at the same time, of other ranks.
   const auto scope = mesh::detail::concat(
       "batch norm ",

@@ -15,10 +15,9 @@ void check_same_number(int64_t number, mesh::Communicator& group) {
   const auto extremes = at::tensor({number, -number}, at::kLong);
   group.all_reduce(extremes, mesh::ReduceOp::kMax, kAverageOp).wait();
   const auto* greatest = extremes.const_data_ptr<int64_t>();
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      -greatest[1] == greatest[0],
       kAverageOp,
-      -greatest[1],
-      greatest[0],
       (mesh::ErrorContext{mesh::detail::concat(
           "rank ",
           group.rank(),
@@ -27,10 +26,14 @@ void check_same_number(int64_t number, mesh::Communicator& group) {
           ", group \"",
           group.name(),
           "\"")}),
-      "These are the smallest and the largest number of parameters that a rank "
-      "passed; this rank passed ",
+      "parameters: got ",
       number,
-      ". Pass the same parameters in the same order on every rank.");
+      " on this rank, and ",
+      -greatest[1],
+      " to ",
+      greatest[0],
+      " over all ranks, expected the same number. Pass the same parameters in "
+      "the same order on every rank.");
 }
 
 /// Local parts of the parameters that have a gradient on any rank.

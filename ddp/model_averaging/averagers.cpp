@@ -16,13 +16,14 @@ constexpr const char* kPeriodic = "PeriodicModelAverager";
 constexpr const char* kHierarchical = "HierarchicalModelAverager";
 
 void check_warmup_steps(const char* op, int64_t warmup_steps) {
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      warmup_steps >= 0,
       op,
-      0,
-      warmup_steps,
       mesh::ErrorContext{"model averaging"},
-      "warmup_steps is the number of steps before the first average. Set it to "
-      "0 or more.");
+      "warmup_steps: got ",
+      warmup_steps,
+      ", expected at least 0. It is the number of steps before the first "
+      "average.");
 }
 
 void warn_of_period_one(const char* op) {
@@ -34,12 +35,14 @@ void warn_of_period_one(const char* op) {
 }
 
 mesh::Communicator group_of(const char* op, const mesh::DeviceMesh& dp_mesh) {
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      dp_mesh.ndim() == 1,
       op,
-      dp_mesh.ndim(),
-      1,
       mesh::ErrorContext{dp_mesh.describe_rank()},
-      "Replicas must be along one mesh dim: take a slice, e.g. mesh[\"dp\"].");
+      "mesh: got ",
+      dp_mesh.ndim(),
+      " mesh dims, expected 1, that of the replicas. Pass a slice, e.g. "
+      "mesh[\"dp\"].");
   return dp_mesh.group(int64_t{0});
 }
 
@@ -62,19 +65,25 @@ void check_hierarchy(
   int64_t last_period = 0;
   int64_t last_group_size = 0;
   for (const auto& [period, group_size] : period_group_size) {
-    WEFT_CHECK_LT(
+    WEFT_CHECK(
+        last_period < period,
         kHierarchical,
-        last_period,
+        where(),
+        "period_group_size: got period ",
         period,
-        where(),
-        "Periods in period_group_size must be positive and ascending.");
-    WEFT_CHECK_LT(
+        " after ",
+        last_period,
+        ", expected positive and ascending periods.");
+    WEFT_CHECK(
+        last_group_size < group_size,
         kHierarchical,
-        last_group_size,
-        group_size,
         where(),
-        "Group sizes in period_group_size must be positive and ascending, "
-        "because averages over more replicas are less frequent.");
+        "period_group_size: got a group of ",
+        group_size,
+        " after one of ",
+        last_group_size,
+        ", expected positive and ascending sizes, because averages over more "
+        "replicas are less frequent.");
     WEFT_CHECK(
         dp_mesh.size() % group_size == 0,
         kHierarchical,
@@ -88,12 +97,15 @@ void check_hierarchy(
     last_period = period;
     last_group_size = group_size;
   }
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      last_group_size == dp_mesh.size(),
       kHierarchical,
-      last_group_size,
-      dp_mesh.size(),
       where(),
-      "The last group in period_group_size must contain all replicas.");
+      "period_group_size: got a last group of ",
+      last_group_size,
+      ", expected all ",
+      dp_mesh.size(),
+      " replicas.");
 }
 
 } // namespace
@@ -107,12 +119,13 @@ void ModelAverager::average_parameters(
 }
 
 void ModelAverager::set_step(int64_t step) {
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      step >= 0,
       "ModelAverager",
-      0,
-      step,
       mesh::ErrorContext{"model averaging"},
-      "It is a number of steps.");
+      "step: got ",
+      step,
+      ", expected at least 0. It is a number of steps.");
   step_ = step;
 }
 
@@ -122,13 +135,14 @@ PeriodicModelAverager::PeriodicModelAverager(
     mesh::Communicator group)
     : period_(period), warmup_steps_(warmup_steps), group_(std::move(group)) {
   check_warmup_steps(kPeriodic, warmup_steps);
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      period >= 1,
       kPeriodic,
-      1,
-      period,
       mesh::ErrorContext{"model averaging"},
-      "period is the number of steps from one average to the next. Set it to "
-      "at least 1.");
+      "period: got ",
+      period,
+      ", expected at least 1. It is the number of steps from one average to "
+      "the next.");
   if (period == 1) {
     warn_of_period_one(kPeriodic);
   }
@@ -185,24 +199,22 @@ mesh::Communicator new_subgroups(
     int64_t group_size) {
   constexpr const char* kOp = "new_subgroups";
   const auto where = [&] { return mesh::ErrorContext{mesh.describe_rank()}; };
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      mesh.ndim() == 1,
       kOp,
+      where(),
+      "mesh: got ",
       mesh.ndim(),
-      1,
-      where(),
-      "Pass a slice with one mesh dim, e.g. mesh[\"dp\"].");
-  WEFT_CHECK_LE(
-      kOp, 1, group_size, where(), "A group must have at least one rank.");
-  WEFT_CHECK_EQ(
+      " mesh dims, expected 1. Pass a slice, e.g. mesh[\"dp\"].");
+  WEFT_CHECK(
+      group_size >= 1 && mesh.size() % group_size == 0,
       kOp,
-      mesh.size() % group_size,
-      0,
       where(),
-      "The ",
-      mesh.size(),
-      " ranks cannot be divided into groups of ",
+      "group_size: got ",
       group_size,
-      ". Choose a size that divides.");
+      ", expected a divisor of the ",
+      mesh.size(),
+      " ranks.");
   const auto begin =
       mesh.ranks().begin() + mesh.coordinate(0) / group_size * group_size;
   const std::vector<int64_t> ranks(begin, begin + group_size);

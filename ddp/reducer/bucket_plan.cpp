@@ -28,9 +28,9 @@ int64_t to_bytes(double mb, const char* option) {
       "ddp",
       mesh::ErrorContext{mesh::detail::concat("option ", option)},
       option,
-      " > 0: ",
+      ": got ",
       mb,
-      " was given. Give the largest size of a bucket in MiB, e.g. 25.");
+      ", expected the largest size of a bucket in MiB, e.g. 25.");
   return static_cast<int64_t>(std::min(mb * kMiB, 9e18));
 }
 

@@ -18,9 +18,9 @@ void RuntimeStatistics::set_sample_rate(int64_t every) {
       every >= 1,
       "ddp",
       mesh::ErrorContext{"of the runtime statistics"},
-      "sample rate >= 1: ",
+      "sample rate: got ",
       every,
-      " was given. The sample rate is the number of iterations between "
+      ", expected at least 1. It is the number of iterations between "
       "measurements.");
   every_ = every;
 }

@@ -108,12 +108,15 @@ void LocalOptimizer::copy_options(
     return;
   }
   auto& own = optimizer->param_groups();
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      own.size() == groups.size(),
       "ZeroRedundancyOptimizer",
-      own.size(),
-      groups.size(),
       mesh::ErrorContext{"factory"},
-      "The factory must pass all groups that it receives to the optimizer.");
+      "factory: got an optimizer of ",
+      own.size(),
+      " parameter groups, expected ",
+      groups.size(),
+      ". Pass all groups that the factory receives to the optimizer.");
   for (size_t i = 0; i < own.size(); ++i) {
     own[i].set_options(outer[groups[i]].options().clone());
   }

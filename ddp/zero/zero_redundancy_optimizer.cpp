@@ -103,12 +103,13 @@ void check_parameter(
 std::vector<OptimizerParamGroup> checked_groups(
     std::vector<OptimizerParamGroup> groups,
     const mesh::DeviceMesh& dp) {
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      dp.ndim() == 1,
       kZeroOp,
-      dp.ndim(),
-      1,
       where_in(dp),
-      "The mesh must have one dim, that of the replicas. Pass a slice, e.g. "
+      "mesh: got ",
+      dp.ndim(),
+      " mesh dims, expected 1, that of the replicas. Pass a slice, e.g. "
       "mesh[\"dp\"].");
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -248,24 +249,30 @@ void ZeroRedundancyOptimizer::take_new_parameters() {
   const auto& groups = param_groups();
   std::vector<ZeroEntry> entries;
   std::vector<std::string> lines;
-  WEFT_CHECK_LE(
+  WEFT_CHECK(
+      zero.planned.size() <= groups.size(),
       kZeroOp,
-      zero.planned.size(),
-      groups.size(),
       where_in(zero.dp),
-      "Parameter groups were removed. Create a new optimizer.");
+      "parameter groups: got ",
+      groups.size(),
+      ", expected at least ",
+      zero.planned.size(),
+      ", because groups cannot be removed. Create a new optimizer.");
   auto planned = zero.planned;
   planned.resize(groups.size(), 0);
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& all = groups[g].params();
-    WEFT_CHECK_LE(
+    WEFT_CHECK(
+        planned[g] <= all.size(),
         kZeroOp,
-        planned[g],
-        all.size(),
         where_in(zero.dp),
-        "Parameters were removed from group ",
+        "parameter group ",
         g,
-        ". Create a new optimizer.");
+        ": got ",
+        all.size(),
+        " parameters, expected at least ",
+        planned[g],
+        ", because parameters cannot be removed. Create a new optimizer.");
     const std::vector<at::Tensor> fresh(all.begin() + planned[g], all.end());
     for (size_t i = 0; i < fresh.size(); ++i) {
       check_parameter(g, planned[g] + i, fresh[i], zero.dp);

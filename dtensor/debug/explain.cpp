@@ -16,7 +16,8 @@ namespace {
 
 using mesh::Collective;
 
-// "all_gather_uneven" and "all_gather_coalesced" are all_gathers.
+// Returns the collective of a Communicator method. The name of a variant starts
+// with that of its collective: "all_gather_uneven" is an all_gather.
 std::optional<Collective> kind_of(std::string_view op) {
   constexpr std::array kKinds = {
       Collective::kAllReduce,
@@ -72,7 +73,8 @@ double estimated_us(
     int64_t ranks,
     int64_t bytes,
     const mesh::LinkCost& link) {
-  // A barrier is an all_reduce of nothing.
+  // A call without a Collective, such as a barrier, costs as much as an
+  // all_reduce of 0 bytes.
   const auto kind = kind_of(op);
   return mesh::collective_us(
       kind.value_or(Collective::kAllReduce),
@@ -154,8 +156,8 @@ Explanation explain(
   Explanation explanation;
   for (auto& record : mode.records()) {
     ExplainedCollective entry{std::move(record)};
-    // A group that is no dim of this mesh, e.g. of a flattened one, is priced
-    // as its dearest.
+    // A group that is not a dim of `mesh`, e.g. that of a flattened mesh, gets
+    // the largest latency and the smallest bandwidth of all dims.
     mesh::LinkCost link{.latency_us = 0, .bandwidth_gb_s = 1e9};
     for (const auto& name : mesh.mesh_dim_names()) {
       if (name == entry.mesh_dim || !mesh.has_mesh_dim(entry.mesh_dim)) {

@@ -15,7 +15,8 @@
 namespace weft::dtensor {
 namespace {
 
-// More rows or columns than this are listed rank by rank.
+// A sharding with more rows or columns than kMaxSegments is shown as a list of
+// at most kMaxLines ranks.
 constexpr size_t kMaxSegments = 24;
 constexpr size_t kMaxLines = 64;
 
@@ -43,13 +44,12 @@ std::vector<RankPart> parts_of(
   return parts;
 }
 
-// "4" or "4-7".
 std::string span_text(int64_t begin, int64_t end) {
   return end - begin == 1 ? std::to_string(begin)
                           : c10::str(begin, "-", end - 1);
 }
 
-// "0-3,8" of ascending numbers.
+// Returns e.g. "0-3,8". `ranks` must be ascending.
 std::string ranks_text(const std::vector<int64_t>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size();) {
@@ -79,7 +79,8 @@ struct Segment {
   int64_t end;
 };
 
-// The pieces of a dim that no rank holds in part.
+// Returns the longest segments of a dim of which every rank holds all rows or
+// none.
 std::vector<Segment> segments_of(
     const std::vector<RankPart>& parts,
     int64_t tensor_dim,
@@ -213,7 +214,6 @@ class Picture {
     return text;
   }
 
-  // A rank a line: its rows of each dim.
   std::string list() const {
     std::string text;
     for (size_t i = 0; i < std::min(parts_.size(), kMaxLines); ++i) {

@@ -11,7 +11,8 @@
 namespace weft::dtensor {
 namespace {
 
-// What a plan's moves bring to one rank.
+// Returns the bytes that the busiest rank receives, summed over the plan's
+// redistributions.
 double moved_bytes(const OpCall& call, const OpPlan& plan) {
   double bytes = 0;
   size_t next = 0;
@@ -37,7 +38,8 @@ struct Alternative {
   double bytes = 0;
 };
 
-// The bytes that the op would communicate with another placement of one input.
+// Returns the bytes that the op would communicate if one input had `spec`, or
+// nullopt if the op refuses that.
 std::optional<double>
 bytes_with(const OpCall& call, size_t input, const DTensorSpec& spec) {
   auto other = call;
@@ -45,7 +47,7 @@ bytes_with(const OpCall& call, size_t input, const DTensorSpec& spec) {
   try {
     return moved_bytes(other, make_op_plan(other));
   } catch (const c10::Error&) {
-    return std::nullopt; // e.g. an in-place op that cannot write there
+    return std::nullopt; // E.g. an in-place op cannot write to such a tensor.
   }
 }
 

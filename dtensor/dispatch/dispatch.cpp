@@ -45,7 +45,8 @@ void refuse_plain(const c10::OperatorHandle& op, Arguments arguments) {
       ")");
 }
 
-// See ImplicitReplication.
+// Replaces the plain tensors that have dims by replicated DTensors. See
+// ImplicitReplication.
 void replicate_plain(
     const c10::OperatorHandle& op,
     const DTensorSpec& common,
@@ -68,24 +69,25 @@ void replicate_plain(
   arguments.close();
 }
 
-// Derivative formulas of libtorch make plain tensors (zeros of global sizes,
-// masks), which are the same on every rank. What a user's own autograd
-// function makes is not known to be.
+// Returns true while autograd runs a node of libtorch. The plain tensors that
+// derivative formulas create (zeros of global sizes, masks) are identical on
+// every rank. Those of a user's autograd function (CppNode) may differ.
 bool runs_formula_of_libtorch() {
   const auto node = torch::autograd::get_current_node();
   return node && node->name().find("CppNode") == std::string::npos;
 }
 
-// Derivative formulas write to tensors that they have just made; AccumulateGrad
-// to a leaf's gradient, which stays where it lies.
+// Returns true while autograd runs a derivative formula that writes only to
+// tensors that it has just created. AccumulateGrad writes to a leaf's gradient
+// instead, which must keep its placements.
 bool writes_to_its_own() {
   const auto node = torch::autograd::get_current_node();
   return runs_formula_of_libtorch() &&
          !dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
 }
 
-// What such a formula writes to and that cannot take the write where it lies is
-// made whole, in place. False if all are.
+// Replicates, in place, the DTensors that the op writes to. Returns false if
+// all of them were replicated already.
 bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   bool any = false;
   const auto& schema = op.schema().arguments();
@@ -103,7 +105,8 @@ bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
               impl->spec(),
               to,
               op.schema().name());
-          // It may be a view, which the write has to go through.
+          // If `tensor` is a view, the write must reach its base. So `whole` is
+          // linked to the previous local tensor as a copied view.
           auto link = make_copied_view(*impl, whole, to);
           impl->reset_local(std::move(whole), to);
           impl->copied_view = std::move(link);
@@ -113,7 +116,8 @@ bool make_written_whole(const c10::OperatorHandle& op, Arguments arguments) {
   return any;
 }
 
-// Backward finds the hooks of a parameter in the views that were saved of it.
+// Gives the views among the results the hooks of the parameter. Autograd saves
+// views for backward, which then finds the hooks in them.
 void share_hooks_with_views(
     const c10::OperatorHandle& op,
     const std::shared_ptr<ParameterHooks>& hooks,
@@ -135,7 +139,6 @@ void share_hooks_with_views(
   }
 }
 
-// A call that `reader` has read.
 void run_read(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -181,7 +184,7 @@ void dispatch_boxed(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     Stack* stack) {
-  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  // In DeferredInit, tensors that the op itself creates must not be deferred.
   const c10::impl::ExcludeDispatchKeyGuard below(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView |
       c10::DispatchKeySet(c10::DispatchKey::DeferredInit));

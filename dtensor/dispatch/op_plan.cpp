@@ -73,8 +73,9 @@ void append_meta(const c10::IValue& value, std::vector<OutputMeta>& outputs) {
   }
 }
 
-// Output sizes and strides from the global inputs, never from a local result:
-// ranks with uneven shards would otherwise branch differently and hang.
+// Returns the output sizes and strides, inferred from the global inputs and
+// never from a local result: ranks with uneven shards would otherwise branch
+// differently and hang.
 std::vector<OutputMeta> infer_outputs(const OpCall& call, const Rule& rule) {
   if (rule.infer) {
     return rule.infer(call);
@@ -104,8 +105,9 @@ OutputMeta meta_of(const TensorArgument& argument) {
   return {argument.sizes().vec(), argument.tensor.strides().vec()};
 }
 
-// Of an expanded tensor this rank's part may have each element once, where
-// another rank's has not: the global strides tell.
+// Throws if elements of a written tensor share memory. The global strides
+// decide, because this rank's part of an expanded tensor may have each element
+// only once while another rank's has not.
 void check_overlap(const OpCall& call, const at::Tensor& written) {
   TORCH_CHECK_VALUE(
       at::has_internal_overlap(written) != at::MemOverlap::Yes,
@@ -119,8 +121,8 @@ void check_overlap(const OpCall& call, const at::Tensor& written) {
       ")");
 }
 
-// An op may not change what a DTensor is, so an out= tensor has to have the
-// right sizes already.
+// Checks that each out= tensor already has the result's sizes, because an op
+// must not change the sizes of a DTensor.
 void check_outs(const OpCall& call, const std::vector<OutputMeta>& expected) {
   for (size_t i = 0; i < call.outs.size() && i < expected.size(); ++i) {
     check_overlap(call, call.outs[i].tensor);
@@ -140,7 +142,6 @@ void check_outs(const OpCall& call, const std::vector<OutputMeta>& expected) {
   }
 }
 
-// The global tensors that come out: new ones, or those written to.
 std::vector<OutputMeta> output_metas(const OpCall& call, const Rule& rule) {
   std::vector<OutputMeta> metas;
   if (!call.outs.empty()) {
@@ -188,8 +189,8 @@ const Placement& output_of(const Strategy& strategy, size_t output) {
                                       : strategy.outputs.at(output);
 }
 
-// What it costs to bring the call's tensors to a strategy's inputs, and its
-// results to the out= tensors; infinite where that is impossible.
+// Returns the cost of redistributing the call's tensors to a strategy's inputs
+// and its results to the out= tensors. Infinity means that this is impossible.
 double strategy_cost(
     const OpCall& call,
     const Rule& rule,
@@ -238,15 +239,15 @@ double strategy_cost(
 
 // Note [Other cuts]
 // ~~~~~~~~~~~~~~~~~
-// Rules speak of Shard(d), the cut by the chunk rule. Most strategies hold for
-// any cut that all the sharded tensors share (uneven sizes, StridedShard):
-// these are offered once more with each such shard of the inputs, where the
-// dims in question are of one size. The others (chunked_only) are dropped as
-// soon as any input is sharded otherwise along any mesh dim, since what they
-// counted on may be gone. A Shard of given sizes counts the rows that the
-// shards of the mesh dims before it leave, which may be more or fewer once
-// those dims' placements have been chosen: what does not add up then is
-// dropped, too.
+// Rules name Shard(d), which shards by the chunk rule. Most strategies hold for
+// any other sharding (given sizes, StridedShard) that all sharded tensors
+// share. These strategies are offered once more with each such shard of the
+// inputs, if the dims in question have one size. The other strategies
+// (chunked_only) are dropped as soon as an input has another sharding along any
+// mesh dim, because their assumptions may not hold. The given sizes of a Shard
+// count the rows that the shards of the mesh dims before it leave. That number
+// can change while the placements of those dims are chosen. Strategies whose
+// sizes then do not add up are dropped, too.
 
 bool is_other_cut(const Placement& placement) {
   return placement.is_shard() && !placement.is_chunked();
@@ -259,7 +260,8 @@ bool has_other_cut(const OpCall& call) {
   });
 }
 
-// `strategy` with `cut` in place of its Shards; nothing if the dims differ.
+// Returns `strategy` with `cut` in place of its Shards, or nullopt if one of
+// them shards a dim that is not of `size`.
 std::optional<Strategy> with_cut(
     const OpCall& call,
     const Strategy& strategy,
@@ -295,7 +297,8 @@ void add_other_cuts(
   const size_t count = candidates.size();
   for (const auto& input : call.tensors) {
     const auto cut = current_placement(input, context.mesh_dim);
-    // Where the parts are no boxes, a rule's local arguments have no offset.
+    // Parts of a StridedShard may not be boxes. They then have no offset, which
+    // a rule needs for its local arguments.
     if (!is_other_cut(cut) || (cut.is_strided() && rule.localize)) {
       continue;
     }
@@ -324,8 +327,8 @@ replicated_strategy(const OpCall& call, const Rule& rule, int64_t mesh_dim) {
   return replicated;
 }
 
-// The placements that are being chosen: by tensor, one a mesh dim, Replicate
-// on those that come later.
+// The placements chosen so far: one list per tensor, with one placement per
+// mesh dim. Mesh dims that are not chosen yet are Replicate.
 struct Choices {
   std::vector<Placements> inputs;
   std::vector<Placements> outputs;
@@ -364,7 +367,8 @@ Strategy choose(
     const StrategyContext& context,
     const Choices& before) {
   std::vector<Strategy> candidates;
-  // Without sizes of results, e.g. of a mask's, every rank needs them whole.
+  // Without known output sizes (only the data determine them, e.g. of
+  // masked_select), every rank needs the full inputs.
   if (rule.strategies && !context.outputs.empty()) {
     candidates = rule.strategies(call, context);
     if (has_other_cut(call)) {
@@ -400,7 +404,6 @@ Strategy choose(
   return *chosen;
 }
 
-// The placements that were chosen for a whole mesh.
 struct Chosen {
   std::vector<DTensorSpec> inputs;
   std::vector<DTensorSpec> outputs;
@@ -437,8 +440,9 @@ Chosen choose_all(
   return chosen;
 }
 
-// Inputs whose values do not matter stay where they are, and give results that
-// are placed so, in parts that may be no boxes: those have no offset.
+// Returns this rank's box, or only its sizes if some rank's part is not a box.
+// A rule with `localize` sees such parts only if it is value_free: its inputs
+// are never redistributed and may have any placements.
 LocalBox box_or_sizes(const DTensorSpec& spec, c10::IntArrayRef sizes) {
   return has_local_boxes(spec, sizes) ? local_box(spec, sizes)
                                       : LocalBox{{}, local_sizes(spec, sizes)};
@@ -509,7 +513,7 @@ bool returns_view(const OpCall& call) {
   return alias && !alias->isWrite();
 }
 
-// Pure: prices depend on global sizes alone.
+// Depends on global sizes only, so it is identical on every rank.
 bool is_coalesced(const OpCall& call, const OpPlan& plan) {
   const auto is_moved = [](const OpPlan::Input& input) { return input.to; };
   if (std::ranges::count_if(plan.inputs, is_moved) < 2) {

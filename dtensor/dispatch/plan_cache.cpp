@@ -15,12 +15,13 @@ namespace weft::dtensor {
 
 // Note [Plan cache]
 // ~~~~~~~~~~~~~~~~~
-// A plan is a function of the op, the specs, global sizes, strides and dtypes
-// of the tensors, and the plain arguments; these words are the key, read
-// without allocating. The cache lives in the mesh, is shared by all threads of
-// a rank, and is bounded: when the young half is full it becomes the old one,
-// whose plans go unless they are asked for again. Shapes that change every
-// step do not pile up.
+// A plan is a function of the op, of the specs, global sizes, strides and
+// dtypes of the tensors, and of the plain arguments. These words are the key,
+// which is read without allocating unless it is long. The cache belongs to the
+// mesh and is shared by all threads of a rank. Its size is bounded: when the
+// young half is full, it replaces the old half, whose plans are dropped. A plan
+// that is found in the old half is added to the young one. So shapes that
+// change every step do not accumulate.
 
 namespace {
 
@@ -74,8 +75,6 @@ class PlanCache {
   Map old_;
 };
 
-// Every tensor of one call lies on one mesh; an unplaced DTensor counts as
-// replicated on it.
 void unify_meshes(OpCall& call) {
   const auto unify = [&](TensorArgument& input) {
     if (!input.spec || input.spec->mesh() == call.mesh()) {
@@ -98,8 +97,9 @@ void unify_meshes(OpCall& call) {
   std::ranges::for_each(call.outs, unify);
 }
 
-// What libtorch's own checks of sizes and arguments say of a call, as a
-// c10::ValueError with its operands and rank. Errors of other types are left.
+// Throws an error of libtorch's own checks of sizes and arguments again, as a
+// c10::ValueError with operands and rank. Returns for internal assertions and
+// for errors of other types.
 void refuse_as_value_error(const OpCall& call, const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   TORCH_CHECK_VALUE(

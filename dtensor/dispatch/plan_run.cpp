@@ -44,7 +44,6 @@ void wrap_results(Stack& stack, size_t returns, const Wrap& wrap) {
   }
 }
 
-// What an op that writes to arguments returns: those arguments.
 void return_written(
     Stack& stack,
     size_t returns,
@@ -54,8 +53,9 @@ void return_written(
   }
 }
 
-// A view of the whole may be none of this rank's part, e.g. of a slice that a
-// user passed to from_local().
+// Makes a local tensor contiguous if it cannot be viewed with `sizes`. The full
+// tensor can have a view that this rank's part has not, e.g. if a user passed a
+// slice to from_local().
 void make_viewable(c10::IValue& value, c10::IntArrayRef sizes) {
   const auto& local = value.toTensor();
   if (!local.is_contiguous() &&
@@ -64,7 +64,6 @@ void make_viewable(c10::IValue& value, c10::IntArrayRef sizes) {
   }
 }
 
-// One call of an op by its plan.
 class PlanRun {
  public:
   PlanRun(
@@ -118,15 +117,16 @@ class PlanRun {
   }
 
  private:
-  // Under InferenceMode a view of a normal tensor is a normal tensor, though
-  // new ones are not.
+  // Returns true if the results must be normal tensors: in InferenceMode a view
+  // of a normal tensor is a normal tensor, although new tensors are not.
   bool makes_normal_view() const {
     return plan_.is_view && c10::InferenceMode::is_enabled() &&
            stack_[first_].isTensor() &&
            !stack_[first_].toTensor().is_inference();
   }
 
-  // See ExplicitRedistribution.
+  // Checks the implicit redistributions of this call (see
+  // ExplicitRedistribution), and finds cheaper placements for a CommDebugMode.
   void check_moves() {
     if (!detail::moves_are_watched()) {
       return;
@@ -152,7 +152,8 @@ class PlanRun {
     }
   }
 
-  // Before anything is sent for this call.
+  // Checks the tensors that the op writes to. Runs before this call sends
+  // anything.
   void check_writes() {
     ArgumentReplacer arguments(&stack_[first_]);
     for (const auto& input : plan_.inputs) {
@@ -168,8 +169,8 @@ class PlanRun {
     }
   }
 
-  // What moved() would have brought of each input that is moved, in their
-  // order.
+  // Redistributes all inputs that need it together. moved() then returns the
+  // results in the order of the inputs.
   void move_together() {
     ArgumentReplacer arguments(&stack_[first_]);
     std::vector<RedistributeRun> runs;
@@ -234,8 +235,8 @@ class PlanRun {
     const auto& local = dtensor_impl(tensor)->local();
     auto result = redistribute_local(
         local, tensor.sizes(), from, to, op_.schema().name());
-    // A part of a replicated tensor is a view of it. A write to such a view
-    // would reach this rank's replica alone.
+    // A shard of a replicated tensor is a view of its local tensor. A write to
+    // such a view would reach only this rank's replica.
     return plan_.is_view && result.is_alias_of(local) ? result.clone() : result;
   }
 
@@ -251,7 +252,7 @@ class PlanRun {
     arguments.close();
   }
 
-  // Results that are elsewhere than their out= tensors.
+  // Copies results whose placements differ from those of their out= tensors.
   void leave_outs() {
     for (size_t i = 0; i < plan_.outs.size(); ++i) {
       const auto& out = plan_.outs[i];
@@ -269,7 +270,8 @@ class PlanRun {
     }
   }
 
-  // The spec goes into the tensor without being counted again.
+  // Like make_dtensor(), but moves the spec into the tensor, which saves
+  // counting a reference to the mesh.
   at::Tensor wrap(
       at::Tensor local,
       const DTensorSpec::Entry* spec,
@@ -290,7 +292,8 @@ class PlanRun {
     });
   }
 
-  // Which tensor the result shows, if that is a copy: see Note [Copied views].
+  // Returns the link of a view to its base if the view's local tensor is a
+  // copy, and otherwise null. See Note [Copied views].
   std::shared_ptr<CopiedView> shown_copy(const at::Tensor& result) {
     if (!plan_.is_view || !result.has_storage()) {
       return nullptr;
@@ -331,7 +334,8 @@ class PlanRun {
   Stack& stack_;
   const size_t first_;
   const size_t returns_;
-  /// For a CommDebugMode that asks: see cheaper_placements().
+  /// The result of cheaper_placements(). Empty unless a CommDebugMode computes
+  /// it.
   std::string cheaper_;
   /// The results of move_together(), last input first.
   std::vector<at::Tensor> moved_;
@@ -340,7 +344,7 @@ class PlanRun {
   at::Tensor shown_;
   std::shared_ptr<CopiedView> copied_view_;
   c10::SmallVector<at::Tensor, 2> written_;
-  /// What is written to for each of the plan's outs.
+  /// The local tensor that the op writes to, for each of the plan's outs.
   c10::SmallVector<at::Tensor, 2> results_;
 };
 
@@ -354,10 +358,10 @@ void run_plan(
   PlanRun(op, plan, mesh, stack).run();
 }
 
-// DTensors on no mesh are whole everywhere: the op runs on the local tensors
-// and says itself what comes out.
+// Runs the op on the local tensors, which are the full ones for DTensors on no
+// mesh. The op itself determines the sizes of its results.
 void run_unplaced(const c10::OperatorHandle& op, Stack& stack) {
-  // Inside DeferredInit, the op's own tensors are no parameters to be.
+  // In DeferredInit, tensors that the op itself creates must not be deferred.
   const c10::impl::ExcludeDispatchKeyGuard plain(
       c10::DispatchKey::DeferredInit);
   const auto& schema = op.schema();

@@ -14,7 +14,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Libraries unregister their kernels when destroyed: kept for the process.
+// The registered kernels. They are kept until the process exits, because a
+// torch::Library unregisters its kernels when it is destroyed.
 struct Registrations {
   std::mutex mutex;
   std::deque<torch::Library> libraries;
@@ -25,7 +26,6 @@ Registrations& registrations() {
   return *all;
 }
 
-// The overloads that `text` names.
 std::vector<c10::OperatorHandle> find_ops(const std::string& text) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto colons = text.find("::");

@@ -1,4 +1,4 @@
-// Shape suffixes: B samples, H heads, Q queries, K keys, D of a head.
+// Shapes: B samples, H heads, L queries or keys, D head dim.
 
 #include <algorithm>
 #include <cmath>
@@ -19,27 +19,31 @@
 // Note [Attention by products]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // libtorch's attention on the CPU multiplies blocks of 32 to 256 queries of one
-// head: thousands of small products a layer, at a third of the processor's
-// speed in float32, and in bfloat16 with a call of oneDNN each, whose 9 us are
-// longer than the product. Here a block is of many queries of several heads, as
-// large as the caches allow: a product of batches for the scores, a pass over
-// their rows, a product with the values. As there, backward computes the scores
-// again from the logarithm of each row's sum, so that memory does not grow with
-// the square of the length, and a block of a causal attention leaves out the
-// keys that none of its queries sees. bfloat16 is computed in float32 and
-// rounded once, but where the processor has AMX: there forward is libtorch's,
-// which uses AMX, and backward multiplies bfloat16 in AMX's tiles. Source: Dao,
-// FlashAttention-2 (2023).
+// head. These are thousands of small matmuls per layer. In float32 they run at
+// a third of the processor's speed. In bfloat16 each is a call of oneDNN, whose
+// 9 us are longer than the matmul. Here a block has many queries of several
+// heads, as many as the caches hold. It takes a batched matmul for the scores,
+// a pass over their rows, and a batched matmul with the values. As in libtorch,
+// backward recomputes the scores and uses the logarithm of each row's sum, so
+// that memory does not grow with the square of the length. A block of a causal
+// attention leaves out the keys that none of its queries sees.
+//
+// bfloat16 is computed in float32 and rounded once, except on processors with
+// AMX. There forward is libtorch's, which uses AMX, and backward multiplies
+// bfloat16 in AMX's tiles.
+// Source: Dao, FlashAttention-2 (2023).
 
 namespace weft::dtensor {
 namespace {
 
-/// Multiplications of queries and keys of one head below which calls of oneDNN
-/// cost more than they save. Samples and heads do not count: with half of them,
-/// as on two ranks, an attention is computed alike.
+/// The smallest number of multiplications in the query-key matmul of one head
+/// for which calls of oneDNN save time. It does not count samples and heads, so
+/// that a rank with a shard of them selects the same kernel as one rank with
+/// all of them.
 constexpr int64_t kMinHeadWork = int64_t{1} << 18;
 
-/// libtorch's own products of bfloat16 are oneDNN's, with either library.
+/// Returns true for bfloat16 with either library, because libtorch's own
+/// matmuls of bfloat16 use oneDNN, too.
 bool takes_dtype(c10::ScalarType dtype) {
   return dtype == at::kBFloat16 ||
          (dtype == at::kFloat && matmul::library() == matmul::Library::kOneDnn);
@@ -64,7 +68,6 @@ bool takes(
          scale.value_or(1) > 0;
 }
 
-// [B, H, L, D], in memory as [B, L, H, D].
 at::Tensor empty_by_position(const at::Tensor& like) {
   return at::empty(
              {like.size(0), like.size(2), like.size(1), like.size(3)},
@@ -72,14 +75,14 @@ at::Tensor empty_by_position(const at::Tensor& like) {
       .transpose(1, 2);
 }
 
-// A key or value once for each query head that attends to it.
 at::Tensor for_each_head(const at::Tensor& tensor, int64_t heads) {
   const int64_t group = heads / tensor.size(1);
   return group == 1 ? tensor : tensor.repeat_interleave(group, 1);
 }
 
-// Where the gradient of for_each_head()'s result goes; that of a group is
-// summed in float32.
+// Returns memory for the gradient of the result of for_each_head(). It is
+// float32 if heads were repeated, because sum_of_groups() then adds the
+// gradients.
 at::Tensor empty_gradient(const at::Tensor& tensor, int64_t heads) {
   if (tensor.size(1) == heads) {
     return at::empty_like(tensor);
@@ -115,7 +118,6 @@ fused::AttentionInputs inputs_of(
           scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))))};
 }
 
-// `scores` as they lie in memory.
 fused::ScoreRows rows_of(
     const fused::QueryBlock& block,
     const at::Tensor& scores,
@@ -163,7 +165,8 @@ std::tuple<at::Tensor, at::Tensor> attend(
   return {output, logsumexp};
 }
 
-// Gradients of query, and of the key and value of each query head.
+// Writes the gradients of the query, and of the key and value of each query
+// head, to `grads`.
 template <class Heads>
 void attend_backward(
     const fused::AttentionInputs& inputs,
@@ -273,7 +276,7 @@ torch::Library replace_attention() {
 } // namespace
 
 void register_attention() {
-  // libtorch warns that its kernels are replaced, which is what is wanted.
+  // Suppresses the warning of libtorch that its kernels are overridden.
   static const auto library = mesh::without_warnings(replace_attention);
 }
 

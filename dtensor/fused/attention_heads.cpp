@@ -13,7 +13,8 @@ namespace {
 namespace amx = matmul::amx;
 using matmul::onednn::multiply_into;
 
-// Rows of contiguous matrices [e, k, n] with even k, in pairs.
+// Writes the rows of contiguous matrices [e, k, n], with even k, to `pairs`:
+// see PairRowsLoop.
 template <class T>
 void pair_rows(const at::Tensor& rows, const at::Tensor& pairs) {
   const int64_t columns = rows.size(2);

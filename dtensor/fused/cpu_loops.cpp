@@ -8,9 +8,11 @@
 #include "base/for_each_processor.h"
 
 #define WEFT_LAMBDA __attribute__((always_inline))
-// Pointers of one loop lie in different tensors. A block of kBlock floats is
-// two of the widest vectors; clang would otherwise write short loops over a
-// block out before it makes vectors of them, and then makes none.
+// The pointers of one loop are those of different tensors, so that no iteration
+// depends on another one. A block of kBlock floats fills two of the widest
+// vectors, hence the interleave count. Without unroll(disable), clang unrolls
+// the short loops over a block before it vectorizes them, and then does not
+// vectorize them.
 #ifdef __clang__
 #define WEFT_VECTORS                                   \
   WEFT_IVDEP _Pragma("clang loop interleave_count(2)") \
@@ -22,7 +24,6 @@
 namespace weft::dtensor::fused {
 namespace {
 
-/// Elements that are computed at once.
 constexpr int64_t kBlock = 32;
 
 WEFT_INLINE float widen(float x) {
@@ -44,7 +45,7 @@ WEFT_INLINE void narrow(float x, float& to) {
 WEFT_INLINE void narrow(double x, double& to) {
   to = x;
 }
-// To the nearest, ties to even.
+// Rounds to the nearest number, ties to even.
 WEFT_INLINE void narrow(float x, c10::BFloat16& to) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -54,9 +55,9 @@ WEFT_INLINE void narrow(float x, c10::Half& to) {
   to = c10::Half(x);
 }
 
-// A block of a row as numbers to compute with: the row's own memory where it
-// can be, else a copy. Short blocks are filled up with zeros, or with what
-// read() is given.
+// A block of a row as numbers of type Compute<T>. It is the row's own memory if
+// the block is full and T needs no conversion, otherwise a copy. read() fills a
+// short block up with `rest`.
 template <class T>
 class Block {
  public:
@@ -81,8 +82,8 @@ class Block {
     return numbers_;
   }
 
-  /// Reads the first `size` of `room` elements that are in memory, without a
-  /// branch per element where they fill a block.
+  /// Reads the first `size` of `room` elements that are in memory. If these
+  /// fill a block, it reads all of them and has no branch per element.
   WEFT_INLINE const Number*
   read(const T* row, int64_t size, Number rest, int64_t room) {
     if (size == kBlock || room < kBlock) {
@@ -104,7 +105,8 @@ class Block {
     return numbers_;
   }
 
-  /// Brings what was written to its row.
+  /// Copies the numbers in the memory from to_write() to the row, if it is not
+  /// the row itself.
   WEFT_INLINE void write(T* row, int64_t size) const {
     if (size == kBlock) {
       if constexpr (!std::is_same_v<T, Number>) {
@@ -131,8 +133,8 @@ WEFT_INLINE void for_each_block(int64_t columns, const Body& body) {
   }
 }
 
-// Sums of a row, and what else is one number of all: a number a lane, and in
-// the end the lanes' pairwise.
+// Combines the lanes pairwise to one number. A loop over a row accumulates a
+// sum or a maximum in kBlock lanes first.
 template <class Number, class Combine>
 WEFT_INLINE Number combine_lanes(Number* lanes, const Combine& combine) {
   for (int64_t width = kBlock / 2; width > 0; width /= 2) {
@@ -155,15 +157,18 @@ WEFT_INLINE float larger(float a, float b) {
 
 // ---- SwiGLU -----------------------------------------------------------------
 
-// e^x within 2 units in the last place: 2^n times a polynomial of what is left.
-// What would be subnormal is 2^-126: some processors take 100 ns to compute
-// such a number. Source: Moshier, Cephes (expf).
-constexpr float kLogOfSmallest = -87.3365F; // of 2^-126
+// Returns e^x within 2 units in the last place, computed as 2^n times a
+// polynomial of the remainder. Results that would be subnormal are 2^-126,
+// because some processors take 100 ns to compute a subnormal number.
+// Source: Moshier, Cephes (expf).
+constexpr float kLogOfSmallest = -87.3365F; // log(2^-126)
 WEFT_INLINE float normal_exp_of(float x) {
-  // Beyond 105 the result is infinity; NaN stays.
+  // For 105 and above the result is infinity. NaN passes both comparisons.
   x = x > 105.0F ? 105.0F : x;
   x = x < kLogOfSmallest ? kLogOfSmallest : x;
-  constexpr float kRound = 12582912.0F; // 1.5 * 2^23: its last bits are n
+  // This is 1.5 * 2^23. Adding it to a number rounds that number to the integer
+  // n, and the last bits of the sum are n.
+  constexpr float kRound = 12582912.0F;
   const float shifted = x * 1.44269504088896341F + kRound;
   const float n = shifted - kRound;
   const float r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
@@ -174,7 +179,8 @@ WEFT_INLINE float normal_exp_of(float x) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * (r * r) + r + 1.0F;
-  // In two factors, each of which is a float.
+  // Multiplies by 2^n in two factors, because 2^n itself may be too large for a
+  // float.
   const int32_t whole = std::bit_cast<int32_t>(shifted) - 0x4B400000;
   const int32_t part = whole >> 1;
   return p * std::bit_cast<float>((part + 127) << 23) *
@@ -185,13 +191,14 @@ WEFT_INLINE double normal_exp_of(double x) {
   return std::exp(x);
 }
 
-// e^x, but 0 for what would be subnormal: all scores that a query does not see
-// are of that kind.
+// Returns e^x, with 0 for results that would be subnormal. So the scores of
+// keys that a query does not see, which are -inf, give 0.
 WEFT_INLINE float exp_of(float x) {
   return x < kLogOfSmallest ? 0.0F : normal_exp_of(x);
 }
 
-// The smallest normal number and 0 are the same beside 1.
+// normal_exp_of() can be used here, because 2^-126 and 0 give the same sum with
+// 1.
 template <class T>
 WEFT_INLINE void
 swiglu(const SwigluLoop<T>& loop, int64_t first, int64_t last) {
@@ -281,7 +288,9 @@ rms_norm(const RmsNormLoop<T>& loop, int64_t first, int64_t last) {
   }
 }
 
-// With g = grad * weight: (g - x * mean(g * x) / rms^2) / rms.
+// Computes the input gradient of a row, (g - x * mean(g * x) / rms^2) / rms
+// with g = grad * weight, and adds the row's part of the weight gradient to
+// `weight_grads`.
 template <class T>
 WEFT_INLINE void rms_norm_row(
     const RmsNormBackwardLoop<T>& loop,
@@ -344,7 +353,8 @@ WEFT_INLINE void
 rotary(const RotaryLoop<T>& loop, int64_t first, int64_t last) {
   using Number = Compute<T>;
   const int64_t half = loop.half;
-  // Backwards, each pair meets the other half's sine with the other sign.
+  // The transposed rotation multiplies each element by the sine of the other
+  // half, with the opposite sign.
   const Number sign = loop.transposed ? -1 : 1;
   for (int64_t row = first; row < last; ++row) {
     const int64_t b = row / loop.length;
@@ -376,7 +386,6 @@ rotary(const RotaryLoop<T>& loop, int64_t first, int64_t last) {
 
 // ---- attention --------------------------------------------------------------
 
-// How many keys a row sees: the first ones.
 WEFT_INLINE int64_t seen_keys(const ScoreRows& rows, int64_t row) {
   const int64_t position = rows.begin + row % rows.queries;
   return rows.is_causal ? std::min(rows.keys, position + 1) : rows.keys;
@@ -393,8 +402,9 @@ WEFT_INLINE int64_t place_of(const ScoreRows& rows, int64_t row) {
 
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-// Visits the seen part of a row of scores in blocks: where each begins, how
-// many of its elements are seen, and how many the row has there.
+// Calls body(at, size, room) for each block of the seen part of a row of
+// scores: its first element, the number of its elements that are seen, and the
+// number of its elements that the row has.
 template <class Body>
 WEFT_INLINE void
 for_each_seen_block(const ScoreRows& rows, int64_t seen, const Body& body) {
@@ -403,7 +413,8 @@ for_each_seen_block(const ScoreRows& rows, int64_t seen, const Body& body) {
   }
 }
 
-// Where the last of these blocks ends; behind it nothing has been computed.
+// Returns the end of the last block that for_each_seen_block() visits. The
+// elements behind it have not been computed.
 WEFT_INLINE int64_t end_of_seen_blocks(const ScoreRows& rows, int64_t seen) {
   return std::min((seen + kBlock - 1) / kBlock * kBlock, rows.stride);
 }
@@ -438,7 +449,8 @@ softmax_rows(const SoftmaxLoop& loop, int64_t first, int64_t last) {
         seen,
         [&](int64_t at, int64_t size, int64_t room) WEFT_LAMBDA {
           Block<float> numbers;
-          // Behind the seen part: what has the exponential 0.
+          // Reads -inf for the elements behind the seen part, so that their
+          // exponentials are 0.
           const float* s = numbers.read(scores + at, size, kLeast, room);
           float* p = numbers.to_write(scores + at, room);
           WEFT_VECTORS
@@ -474,7 +486,8 @@ softmax_rows(const SoftmaxBackwardLoop& loop, int64_t first, int64_t last) {
     float* grads = loop.grads + offset_of(loop.rows, row);
     const int64_t seen = seen_keys(loop.rows, row);
     const float logsumexp = loop.logsumexp[place_of(loop.rows, row)];
-    // The row's output times the output's gradient, summed.
+    // The sum of these lanes is the dot product of the row's output and its
+    // gradient.
     alignas(64) float products[kBlock] = {};
     for_each_seen_block(
         loop.rows,

@@ -51,7 +51,8 @@ struct ExchangeRowsBackward final : torch::autograd::Node {
 
 // ---- experts ----------------------------------------------------------------
 
-// How many rows each rank (row) has for each expert of this one (column).
+// Returns how many rows each rank (row of the result) sends to each expert of
+// this rank (column).
 std::vector<int64_t> exchange_counts(
     const GroupCounts& counts,
     const std::vector<int64_t>& experts_of,
@@ -82,8 +83,6 @@ std::vector<int64_t> exchange_counts(
   return alike;
 }
 
-// Where rows that lie by senders are to lie by experts, as index_select() and
-// its inverse take it.
 void group_by_expert(
     const std::vector<int64_t>& arrived,
     int64_t senders,

@@ -28,7 +28,7 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Pairs of a token and one of its experts, in the order of the experts.
+// The pairs of a token and one of its experts, ordered by expert.
 struct ExpertPairs {
   at::Tensor token_S;
   at::Tensor weight_S;
@@ -47,7 +47,7 @@ struct ExpertPairs {
   }
 };
 
-// As even as can be: see Note [Experts].
+// Divides the rows evenly, for meta tensors. See Note [Experts].
 GroupCounts even_counts(int64_t rows, int64_t experts) {
   GroupCounts counts(experts, rows / experts);
   for (int64_t expert = 0; expert < rows % experts; ++expert) {
@@ -63,13 +63,14 @@ GroupCounts count_rows(const at::Tensor& index_S, int64_t experts) {
   if (index_S.numel() == 0) {
     return GroupCounts(experts, 0);
   }
-  // Read on the host, which has to know the sizes of products and messages.
+  // The host reads the counts, because they are the sizes of matmuls and
+  // messages.
   const auto counts = at::bincount(index_S, {}, experts).cpu();
   TORCH_CHECK_VALUE(
       counts.numel() == experts,
-      "[experts] expert_index < number of experts: ",
+      "[experts] expert_index: got ",
       counts.numel() - 1,
-      " vs ",
+      ", expected less than the number of experts, ",
       experts,
       ".");
   const auto* first = counts.const_data_ptr<int64_t>();
@@ -148,9 +149,10 @@ struct ExpertPlan {
   Placements tokens, tokens_grad;
   Placements weights, weights_grad;
   Placements output;
-  /// The mesh dim over which experts are cut; with one rank, none.
+  /// The mesh dim that shards the experts. Empty if no mesh dim of more than
+  /// one rank does.
   std::optional<int64_t> expert_dim;
-  /// Tokens are sharded over it too.
+  /// True if `expert_dim` shards the tokens, too.
   bool exchanges = false;
 };
 
@@ -211,7 +213,6 @@ void check_weight_placements(
       "features.");
 }
 
-// Experts of each rank of the mesh dim.
 std::vector<int64_t> experts_by_rank(
     const at::Tensor& gate_up,
     int64_t expert_dim) {
@@ -260,7 +261,7 @@ void check_experts_shapes(
       ".");
 }
 
-// As autocast does for the operands of a linear().
+// Casts a tensor as autocast casts the operands of linear().
 at::Tensor cast_to_compute(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
   return at::autocast::is_autocast_available(device) &&
@@ -277,7 +278,6 @@ struct ExpertOperands {
   at::Tensor down_proj;
 };
 
-// Of plain tensors.
 ExpertOperands make_operands(
     const at::Tensor& x,
     const at::Tensor& index,

@@ -18,8 +18,6 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// Calls `visit(group, first row, rows)` for groups that have some, and
-// `visit_empty(group)` for the others.
 template <class Visit, class VisitEmpty>
 void for_each_group(
     const GroupCounts& counts,
@@ -39,13 +37,12 @@ void for_each_group(
 
 // Note [Rows in chunks]
 // ~~~~~~~~~~~~~~~~~~~~~
-// A group has another number of rows in each step, and oneDNN compiles a
-// product for each shape, in 0.5 ms. So it gets the rows in chunks of a few
-// sizes, and libtorch's product those that are left, fewer than the least of
-// them.
+// The number of rows of a group differs in each step, and oneDNN compiles a
+// kernel for each shape, which takes 0.5 ms. So oneDNN gets the rows in chunks
+// of a few sizes. One more call multiplies the remaining rows. They are fewer
+// than the smallest chunk, so that they have few shapes.
 constexpr std::array<int64_t, 3> kChunks{256, 64, 16};
 
-// Calls `visit(first row, rows)` for the chunks of `rows` rows, in order.
 template <class Visit>
 void for_each_chunk(int64_t rows, const Visit& visit) {
   int64_t first = 0;
@@ -61,7 +58,7 @@ void for_each_chunk(int64_t rows, const Visit& visit) {
   }
 }
 
-// out = a b, and out = a' b.
+// Computes out = a b. multiply_transposed() computes out = a^T b.
 void multiply_rows(
     const at::Tensor& out,
     const at::Tensor& a,
@@ -77,7 +74,8 @@ void multiply_transposed(
     const at::Tensor& a,
     const at::Tensor& b) {
   if (out.scalar_type() != at::kFloat) {
-    at::mm_out(out, a.t(), b); // a sum of chunks would be rounded at each
+    // Chunks would be added up in `out`, and rounded to its dtype each time.
+    at::mm_out(out, a.t(), b);
     return;
   }
   for_each_chunk(a.size(0), [&](int64_t first, int64_t rows) {
@@ -110,8 +108,8 @@ at::Tensor grouped_mm_below(
   return result_SO;
 }
 
-// For each group the product of its rows on the left, transposed, with those on
-// the right; in memory as `like`, [E, I, O].
+// Returns for each group the product left^T right of its rows, [E, I, O], with
+// the strides of `like`.
 at::Tensor grouped_outer_below(
     const at::Tensor& left_SI,
     const at::Tensor& right_SO,
@@ -137,8 +135,8 @@ at::Tensor grouped_outer(
     const GroupCounts& counts,
     const at::Tensor& like);
 
-// Both products have the same two operands' gradients: of a product a b, g b'
-// and a' g; of a' b, b g' and a g.
+// A node of a product with two operands. The gradients of a product a b are g
+// b^T and a^T g, those of a^T b are b g^T and a g.
 struct GroupedNode : torch::autograd::Node {
   SavedVariable first;
   SavedVariable second;

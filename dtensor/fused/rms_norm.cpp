@@ -1,6 +1,7 @@
-// CPU kernels for aten::_fused_rms_norm and its gradient. libtorch has only
-// CUDA's, and composes the op of eight others elsewhere; it has the autograd
-// formula, which a CPU kernel makes it use.
+// CPU kernels for aten::_fused_rms_norm and its gradient. libtorch has such
+// kernels only for CUDA and composes rms_norm from eight other ops elsewhere.
+// With a CPU kernel it uses its autograd formula of the fused op on the CPU,
+// too.
 
 #include <array>
 #include <limits>
@@ -21,7 +22,7 @@ namespace {
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Rows whose part of the weight's gradient is added up by one thread.
+/// The number of rows whose parts of the weight gradient one thread adds up.
 constexpr int64_t kChunk = 64;
 
 bool has(const OptionalTensor& weight) {
@@ -36,7 +37,6 @@ at::Tensor contiguous_weight(
                      : at::ones(normalized_shape, input.options());
 }
 
-/// The dtype in which tensors of two dtypes are computed, if they differ.
 std::optional<at::ScalarType> wider_dtype(
     const at::Tensor& input,
     const OptionalTensor& weight) {
@@ -46,7 +46,6 @@ std::optional<at::ScalarType> wider_dtype(
   return at::promote_types(input.scalar_type(), weight->scalar_type());
 }
 
-// The input with the normalised dims as one.
 at::Tensor rows_of(const at::Tensor& input, at::IntArrayRef normalized_shape) {
   const auto tail = static_cast<int64_t>(normalized_shape.size());
   return fused::with_rows(
@@ -104,7 +103,6 @@ Pair rms_norm_on_cpu(
   return {fused::laid_out_like(input, output), rstd};
 }
 
-// Sums of the chunks' parts, one after the other.
 template <class Number>
 void add_up(at::Tensor& parts) {
   auto* sums = parts.mutable_data_ptr<Number>();
@@ -116,8 +114,8 @@ void add_up(at::Tensor& parts) {
   }
 }
 
-// The gradient of the input, contiguous, and of the weight in the dtype that
-// it is computed in.
+// Returns the contiguous gradient of the input, and the gradient of the weight
+// in the dtype of computation.
 Pair run_backward(
     const at::Tensor& grad,
     const at::Tensor& input,

@@ -13,8 +13,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Turning is linear, and its gradient is turning back, which the op does if
-// `transposed`.
+// Calls weft::rotary_embedding. The rotation is linear in x, so its gradient is
+// the rotation backwards, which `transposed` selects.
 at::Tensor call_op(
     const at::Tensor& x,
     const at::Tensor& cos,
@@ -127,7 +127,8 @@ at::Tensor rotary_on_cpu(
   }
   const auto c = with_full_rows(cos);
   const auto s = with_full_rows(sin);
-  // More dims are views of four if x lies without gaps.
+  // The loop writes to a view of `output` with 4 dims. If `output` has more
+  // dims, it must be contiguous for that.
   if (with_full_rows(output).is_same(output) &&
       (x.dim() <= 4 || output.is_contiguous())) {
     turn(
@@ -216,7 +217,8 @@ at::Tensor rotary_above_autograd(
 
 // ---- cut --------------------------------------------------------------------
 
-// All but the last dim; the tables go along the sequence.
+// Allows shards along all dims but the last one. The tables are sharded like
+// the sequence.
 Rule rotary_rule() {
   return {
       .strategies =

@@ -63,7 +63,7 @@ Gradients composed_backward(
     const at::Tensor& grad,
     const at::Tensor& gate,
     const at::Tensor& up) {
-  // Not silu_backward(), which has no derivative.
+  // silu_backward() is not used here, because it has no derivative.
   const auto sigmoid = at::sigmoid(gate);
   const auto slope = sigmoid * (1 + gate * (1 - sigmoid));
   return {grad * up * slope, grad * (gate * sigmoid)};
@@ -71,8 +71,9 @@ Gradients composed_backward(
 
 // ---- on the CPU -------------------------------------------------------------
 
-// What the loops walk over: one row of all elements, in pieces, where all
-// tensors lie alike and without gaps, else rows along the last dim.
+// The rows of a loop. If all tensors have the same dense strides, the rows are
+// pieces of one row with all elements. Otherwise they are rows along the last
+// dim, and tensors without contiguous and equidistant rows are copied.
 class ElementwiseLayout {
  public:
   explicit ElementwiseLayout(std::initializer_list<at::Tensor*> inputs) {
@@ -194,7 +195,8 @@ Gradients swiglu_on_cuda_backward(
     const at::Tensor& up) {
   const auto* plugin = mesh::find_cuda_plugin();
   if (plugin != nullptr) {
-    // That of a sum, for instance, is one number expanded.
+    // The kernel needs the strides of `gate`. The gradient of a sum, for
+    // instance, is one number expanded.
     const auto grad = grad_.strides() == gate.strides()
                           ? grad_
                           : at::empty_like(gate).copy_(grad_);
@@ -257,8 +259,8 @@ at::Tensor swiglu_above_autograd(const at::Tensor& gate, const at::Tensor& up) {
 
 // ---- cut --------------------------------------------------------------------
 
-// Any dim, in all tensors alike; both are linear in their last factor but the
-// gate.
+// Allows shards along any dim, alike in all tensors. The argument `linear_in`
+// is the one in which the op is linear: `up` in swiglu, `grad` in its backward.
 Rule swiglu_rule(const char* linear_in) {
   return {
       .strategies =

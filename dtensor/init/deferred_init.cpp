@@ -34,7 +34,8 @@ bool is_plain_scalar(const c10::IValue& value) {
           !is_dtensor(value.toTensor()) && value.toTensor().dim() == 0);
 }
 
-// The step that an op call adds to its first argument's initialisation.
+// Returns the step that an op call adds to the initialization of its first
+// argument, or nullopt if it is not such a step.
 std::optional<InitStep> read_step(const OpCall& call) {
   const auto& args = call.arguments;
   std::string_view name = call.name();
@@ -140,7 +141,7 @@ void write_constants(DTensorImpl& impl) {
 }
 
 // Writes pending constants into the reserved memory, so that an op can read
-// it. Random values wait for materialize's seed.
+// them. Throws for random values, which do not exist before materialize().
 void flush(DTensorImpl& impl, const OpCall& call) {
   TORCH_CHECK_VALUE(
       !impl.deferred->is_random(),
@@ -154,8 +155,9 @@ void flush(DTensorImpl& impl, const OpCall& call) {
   write_constants(impl);
 }
 
-// Constants of this size are written at once, so that code that goes on to
-// write elements (accessors, views) finds them there.
+// Returns true for tensors of at most 16 MiB. Their constants are written at
+// once, so that code that then writes single elements (accessors, views) finds
+// them.
 bool is_small(const DTensorImpl& impl) {
   constexpr int64_t kBytes = int64_t{16} << 20;
   return impl.numel() * static_cast<int64_t>(impl.itemsize()) <= kBytes;
@@ -166,7 +168,8 @@ void make_deferred_result(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
   const auto& name = op.schema().name();
-  // scalar_tensor, which makes torch::tensor(0), calls no other factory.
+  // The other factories call empty or empty_strided. scalar_tensor, which
+  // creates torch::tensor(0), calls no other factory.
   if (name != "aten::empty" && name != "aten::empty_strided" &&
       name != "aten::scalar_tensor") {
     op.redispatchBoxed(
@@ -200,7 +203,8 @@ DeferredInit::DeferredInit()
 
 namespace {
 
-// The dtype that a `.to(dtype)` of random values to come asks for.
+// Returns the dtype that a `.to(dtype)` of a deferred tensor requests, or
+// nullopt for other calls and for dtypes that are not floating point.
 std::optional<at::ScalarType> converted_dtype(
     const OpCall& call,
     const DTensorImpl& impl) {
@@ -217,8 +221,8 @@ std::optional<at::ScalarType> converted_dtype(
              : std::nullopt;
 }
 
-// The same initialisation in another dtype, so that Module::to(dtype) works
-// before materialize().
+// Returns a tensor with the same initialization in another dtype, so that
+// Module::to(dtype) works before materialize().
 at::Tensor convert(const DTensorImpl& impl, at::ScalarType dtype) {
   const auto& local = impl.local();
   return make_deferred(
@@ -228,7 +232,7 @@ at::Tensor convert(const DTensorImpl& impl, at::ScalarType dtype) {
       std::make_shared<DeferredState>(*impl.deferred));
 }
 
-// A step of an in-place op. Returns whether it is recorded.
+// Records the step of an in-place op. Returns false if the op has to run now.
 bool record_in_place(DTensorImpl& impl, const InitStep& step) {
   auto& state = *impl.deferred;
   if (state.whole) {
@@ -248,7 +252,8 @@ bool record_in_place(DTensorImpl& impl, const InitStep& step) {
   return true;
 }
 
-// What a new tensor made by an op becomes; null if the op has to run now.
+// Returns the state of the new tensor that an op creates, or null if the op has
+// to run now.
 std::shared_ptr<DeferredState> state_of_result(
     const OpCall& call,
     const DTensorImpl& impl) {
@@ -257,7 +262,8 @@ std::shared_ptr<DeferredState> state_of_result(
   if (name == "aten::detach" || name == "aten::alias") {
     return impl.deferred;
   }
-  // Slices of slices are only looked at: nn::init asks for their sizes.
+  // A slice of a slice gets a state because nn::init reads its sizes.
+  // record_in_place() does not record writes to it.
   const bool is_select = name == "aten::select" && state.is_random();
   const bool is_clone = name == "aten::clone";
   const bool is_written = !state.is_random() && is_small(impl);
@@ -309,7 +315,7 @@ bool takes_generator(const c10::OperatorHandle& op) {
 bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard plain(
       c10::DispatchKey::DeferredInit);
-  // Ops that only write have none (arange.start_out).
+  // An op that only writes, such as arange.start_out, has no input tensor.
   const auto self =
       call.tensors.empty() ? at::Tensor() : call.tensors[0].tensor;
   auto* impl = dtensor_impl(self);
@@ -355,8 +361,8 @@ bool run_deferred(const OpCall& call, torch::jit::Stack& stack) {
 
 namespace {
 
-// What keys a tensor's random values: its name, or that of the first of its
-// clones to get them.
+// Returns the key of a tensor's random values: its name, or the name of the
+// first of its clones that was materialized.
 const std::string& stream_name(DeferredState& state, const std::string& name) {
   if (!state.stream) {
     return name;
@@ -367,7 +373,6 @@ const std::string& stream_name(DeferredState& state, const std::string& name) {
   return *state.stream;
 }
 
-// What has its values already.
 void move_to(const at::Tensor& tensor, c10::Device device) {
   if (tensor.device() == device) {
     return;
@@ -384,7 +389,6 @@ void move_to(const at::Tensor& tensor, c10::Device device) {
 
 namespace {
 
-// This rank's own; none if the tensor lies on no mesh.
 std::optional<c10::Device> device_of_mesh(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   return impl && impl->spec().mesh_ndim() > 0

@@ -13,13 +13,13 @@
 namespace weft::dtensor {
 namespace {
 
-// What is known before any value is computed.
+// The properties of a new tensor that are known before its values are computed.
 struct Blueprint {
   const char* op;
   std::vector<int64_t> sizes;
   at::TensorOptions options;
   DTensorSpec target;
-  // Where values are computed: Partial becomes Replicate.
+  // The target with Partial replaced by Replicate. Values are computed with it.
   DTensorSpec whole;
 };
 
@@ -49,13 +49,14 @@ Blueprint make_blueprint(
       target.without_partial()};
 }
 
-// Makes this rank's part with make(local sizes, options) and the DTensor of it.
+// Calls make(local sizes, options) for this rank's part and returns the
+// DTensor.
 at::Tensor build(
     const Blueprint& print,
     const std::function<at::Tensor(c10::IntArrayRef, const at::TensorOptions&)>&
         make) {
   const at::NoGradGuard no_grad;
-  // Inside DeferredInit, these are no parameters to be.
+  // In DeferredInit, the tensors created here must not be deferred.
   const c10::impl::ExcludeDispatchKeyGuard at_once(
       c10::DispatchKey::DeferredInit);
   const auto options = print.options.requires_grad(std::nullopt);
@@ -73,7 +74,7 @@ at::Tensor build(
   return result;
 }
 
-// The indices that this rank has of a tensor of one dim: [local], int64.
+// Returns the indices of a 1-D tensor that this rank holds: [local], int64.
 at::Tensor positions(const Blueprint& print) {
   std::vector<at::Tensor> pieces{
       at::empty({0}, at::dtype(at::kLong).device(print.options.device()))};
@@ -85,7 +86,8 @@ at::Tensor positions(const Blueprint& print) {
   return at::cat(pieces);
 }
 
-// Random values wherever they are placed as a value; then as terms of one.
+// Fills a tensor with Replicate in place of Partial, and then redistributes it
+// to the target. So the random values do not depend on Partial placements.
 at::Tensor fill_random(
     const Blueprint& print,
     const std::function<void(at::Tensor&)>& fill) {
@@ -99,7 +101,8 @@ at::Tensor fill_random(
   return result;
 }
 
-// A line of `steps` numbers from start to end, in double: libtorch's formula.
+// Returns the elements at `index` of `steps` numbers from start to end,
+// computed in double by libtorch's formula.
 at::Tensor
 line(const at::Tensor& index, double start, double end, int64_t steps) {
   const double step =
@@ -190,7 +193,8 @@ at::Tensor arange(
     const at::Scalar& step,
     const at::TensorOptions& options,
     const DTensorSpec& spec) {
-  // Its sizes and dtype, and its complaints, without its memory.
+  // A meta tensor gives libtorch's sizes, dtype and argument errors without
+  // allocating memory.
   const auto meta = at::arange(start, end, step, options.device(at::kMeta));
   const auto print =
       make_blueprint("arange", meta.sizes(), options.dtype(meta.dtype()), spec);

@@ -151,7 +151,8 @@ Tensor& masked_fill_tensor(
   return self;
 }
 
-// [B, H, T, D] that is placed as [B, T, H, D], as the kernel makes it.
+// Returns an empty tensor of sizes [B, H, T, last] whose memory has the order
+// [B, T, H, last], like the outputs of the CPU kernel.
 Tensor by_token(const Tensor& like, int64_t last) {
   return at::empty(
              {like.size(0), like.size(2), like.size(1), last}, like.options())
@@ -190,7 +191,7 @@ std::tuple<Tensor, Tensor, Tensor> meta_attention_backward(
       by_token(value, value.size(-1))};
 }
 
-// Writes to what is there already.
+// Does nothing, because the op only writes to its arguments.
 void fused_adamw(
     at::TensorList /*self*/,
     at::TensorList /*grads*/,
@@ -208,7 +209,8 @@ void fused_adamw(
     const OptionalTensor& /*grad_scale*/,
     const OptionalTensor& /*found_inf*/) {}
 
-// Libraries unregister their kernels when destroyed: kept for the process.
+// The registered meta kernels. They are kept until the process exits, because a
+// torch::Library unregisters its kernels when it is destroyed.
 struct MetaKernels {
   torch::Library library{
       torch::Library::IMPL,

@@ -12,7 +12,6 @@ struct AsyncTpChoice {
   std::optional<AsyncTpCosts> costs;
 };
 
-// Of a root mesh.
 class AsyncTpState {
  public:
   void set(const AsyncTpChoice& choice) {
@@ -36,7 +35,6 @@ AsyncTpCosts costs_of(
                       : default_async_tp_costs(mesh.world().backend());
 }
 
-// Of a message of a `parts`th of the rows.
 double part_us(const CommMatmul& product, int64_t parts) {
   return step_us(
       product.kind,
@@ -45,7 +43,9 @@ double part_us(const CommMatmul& product, int64_t parts) {
       product.link);
 }
 
-// The rank's own rows need no message; those of a part come after its own.
+// Returns the time of a gather in `parts` messages and the matmul. This rank
+// multiplies its own rows first, then the rows of each message when it has
+// arrived.
 double overlapped_gather_us(
     const CommMatmul& product,
     int64_t parts,
@@ -60,7 +60,8 @@ double overlapped_gather_us(
   return now;
 }
 
-// A part's message follows its product and the message before.
+// Returns the time of the matmul and a reduce_scatter in `parts` messages. A
+// message starts after its part of the matmul and after the previous message.
 double overlapped_scatter_us(
     const CommMatmul& product,
     int64_t parts,
@@ -74,9 +75,11 @@ double overlapped_scatter_us(
   return sent;
 }
 
-// What cutting has to save before kAuto does it: prices are rough.
+// The factor by which more chunks must reduce the predicted time. It is below
+// 1, because costs are estimates.
 constexpr double kWorthwhile = 0.97;
-// A product that is cut finer loses more than its messages save.
+// The largest number of chunks. With more of them the smaller matmuls lose more
+// time than the overlap saves.
 constexpr int64_t kMaxParts = 8;
 
 } // namespace
@@ -101,7 +104,8 @@ void set_async_tp(
 
 AsyncTp async_tp(const mesh::DeviceMesh& mesh) {
   const auto choice = mesh.root().extension<AsyncTpState>().get();
-  // Never run on GPUs so far: there it has to be asked for.
+  // On GPUs kAuto without explicit costs is off, because it was not measured
+  // there.
   return choice.mode == AsyncTp::kAuto && !choice.costs &&
                  mesh.world().device().is_cuda()
              ? AsyncTp::kOff
@@ -140,7 +144,8 @@ int64_t choose_num_chunks(
   if (forced) {
     costs.overlap = 1;
   }
-  // One part of a product cannot run beside its own message.
+  // With one chunk, a reduce_scatter starts after the whole matmul. An
+  // all_gather in one message overlaps with the matmul of this rank's own rows.
   const int64_t least = product.kind == StepKind::kAllGather ? 1 : 2;
   int64_t best = 0;
   double best_us = kWorthwhile * comm_matmul_us(product, 0, costs);

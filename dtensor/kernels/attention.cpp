@@ -1,5 +1,6 @@
-// Attention: each head of each sample is alone, so batch and heads may be cut,
-// and so may the queries' sequence, for which keys and values are gathered.
+// Attention. The heads of a sample are independent, so batch and heads may be
+// sharded. The sequence of the queries may be sharded, too; keys and values are
+// then gathered.
 
 #include <algorithm>
 #include <limits>
@@ -19,14 +20,15 @@ namespace {
 
 constexpr const char* kAttentionName = "attention";
 
-// The dim of `tensor` that goes with dim `dim` of a tensor of `ndim` dims;
-// negative if it has none.
+// Returns the dim of `tensor` that corresponds to dim `dim` of a tensor with
+// `ndim` dims, counted from the last one. Negative if there is none.
 int64_t aligned_dim(const at::Tensor& tensor, int64_t dim, int64_t ndim) {
   return dim - (ndim - tensor.dim());
 }
 
-// Whether `other` has the query's dim `dim` in parts that belong to the
-// query's, or only once for all of them, or whole groups of heads.
+// Returns true if each rank can have the part of a key or value that its shard
+// of the query needs: `other` has the same size along the sharded dim, or
+// broadcasts there, or has groups of heads.
 bool is_sharded_with(
     const at::Tensor& query,
     const at::Tensor& other,
@@ -39,7 +41,8 @@ bool is_sharded_with(
   return cut.tensor_dim() == query.dim() - 3 && has_groups(query, other);
 }
 
-// How one mesh dim may cut the query of [.., H, T, D], and with it the output.
+// Returns the placement of the query [.., H, T, D], and of the output, on a
+// mesh dim on which the caller has it as `cut`.
 Placement cut_of_query(
     const Placement& cut,
     const at::Tensor& q,
@@ -59,8 +62,9 @@ struct Entering {
   Placements grad;
 };
 
-// How keys, values and masks lie beside a query that is placed as `spec` says.
-// `whole_heads`: every rank needs all of them.
+// Returns the placements of a key, value or mask, and of its gradient, for a
+// query with `spec`. `has_query_sequence` is true for a mask. With
+// `whole_heads` every rank gets all heads.
 Entering beside_query(
     const DTensorSpec& spec,
     const at::Tensor& q,
@@ -84,8 +88,9 @@ Entering beside_query(
   return entering;
 }
 
-// The CPU kernel writes [B, T, H, D] and shows it as [B, H, T, D]; strides
-// follow from sizes alone, so that every rank sees the same.
+// The fused CPU kernel writes [B, T, H, D] and returns it as [B, H, T, D]. The
+// composed op, which dropout needs, writes [B, H, T, D]. The strides are
+// computed from the sizes alone, so that they are equal on all ranks.
 std::vector<int64_t> output_strides(c10::IntArrayRef sizes, bool by_parts) {
   if (sizes.size() != 4 || by_parts) {
     return row_major_strides(sizes);
@@ -93,7 +98,6 @@ std::vector<int64_t> output_strides(c10::IntArrayRef sizes, bool by_parts) {
   return {sizes[1] * sizes[2] * sizes[3], sizes[3], sizes[1] * sizes[3], 1};
 }
 
-// Which keys the queries that this rank has may see.
 at::Tensor
 causal_mask(const DTensorSpec& spec, const at::Tensor& q, const at::Tensor& k) {
   std::vector<at::Tensor> rows{at::empty({0}, at::kLong)};
@@ -106,7 +110,8 @@ causal_mask(const DTensorSpec& spec, const at::Tensor& q, const at::Tensor& k) {
   return at::cat(rows).unsqueeze(1).ge(columns).to(q.device());
 }
 
-// Which weights stay: one number an element of [.., H, T, S].
+// Draws this rank's part of the mask [.., H, T, S] of the attention weights
+// that dropout keeps.
 at::Tensor dropout_mask(
     const DTensorSpec& spec,
     const at::Tensor& q,
@@ -123,14 +128,14 @@ at::Tensor dropout_mask(
   return dtensor_impl(mask)->local();
 }
 
-// Its part on the meta device, where nothing is drawn.
 at::Tensor meta_mask(const at::Tensor& q_local, const at::Tensor& k) {
   auto sizes = q_local.sizes().vec();
   sizes.back() = k.size(-2);
   return at::empty(sizes, q_local.options().dtype(at::kBool));
 }
 
-// What libtorch makes of a mask of bools before it calls the op of many parts.
+// Converts a mask of bools for _scaled_dot_product_attention_math, as libtorch
+// does before it calls that op.
 std::optional<at::Tensor> additive(
     const std::optional<at::Tensor>& mask,
     at::ScalarType dtype) {
@@ -142,8 +147,8 @@ std::optional<at::Tensor> additive(
           mask->logical_not(), -std::numeric_limits<double>::infinity());
 }
 
-// A part without queries: its result depends on nothing, but the gradients of
-// what the ranks share are reduced by all of them.
+// Returns zeros for a rank without queries. In the graph they depend on all
+// inputs, so that this rank takes part in the reductions of their gradients.
 at::Tensor nothing(
     const std::vector<at::Tensor>& inputs,
     c10::IntArrayRef sizes) {
@@ -228,15 +233,17 @@ at::Tensor attend(
     bool enable_gqa) {
   const auto& [spec, q, k, v, q_local, k_local, v_local, mask, causal] =
       attention;
-  // Groups of one head each are none: nothing to repeat.
+  // If the head counts of this rank are equal, no heads need to be repeated,
+  // whatever enable_gqa is.
   const bool has_local_groups =
       enable_gqa && (head_count(k_local) != head_count(q_local) ||
                      head_count(v_local) != head_count(q_local));
   std::optional<at::Tensor> kept;
-  // Unplaced, in one process: libtorch's own random numbers.
+  // Tensors without a mesh use libtorch's own random numbers.
   const bool placed = spec.mesh_ndim() != 0;
   if (dropout_p > 0 && placed) {
-    // On every rank, or their random numbers would part.
+    // Every rank draws, also one without queries, so that the random sequences
+    // of the ranks stay equal.
     kept = q_local.is_meta() ? meta_mask(q_local, k)
                              : dropout_mask(spec, q, k, dropout_p);
   }
@@ -250,7 +257,8 @@ at::Tensor attend(
     return nothing(inputs, sizes);
   }
   if (kept) {
-    // libtorch warns that a given mask were for tests.
+    // Suppresses the warning of libtorch that a given dropout mask is for
+    // tests.
     return mesh::without_warnings(
         [&, &q = q_local, &k = k_local, &v = v_local, is_causal = causal] {
           return std::get<0>(at::_scaled_dot_product_attention_math(
@@ -266,7 +274,8 @@ at::Tensor attend(
         });
   }
   if (q_local.is_meta() && q_local.dim() == 4) {
-    // libtorch would take the op of many parts, which no device does.
+    // For meta tensors libtorch would select the composed op, although it
+    // selects a fused op on the devices.
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
         q_local, k_local, v_local, 0.0, causal, mask, scale));
   }

@@ -1,5 +1,5 @@
-// Casts: what a parameter's cast is called and laid out like, and how often
-// autocast makes it.
+// Casts: the cast of a parameter has the parameter's name and layouts, and
+// autocast casts an input only once.
 
 #include <algorithm>
 #include <array>
@@ -18,16 +18,19 @@ namespace {
 
 // Note [Casts]
 // ~~~~~~~~~~~~
-// Autocast stands before the kernels of this folder and calls them with casts
-// of what the user gave: linear() with a weight that is no parameter. So a
-// parameter's cast has the parameter's name and layouts, and the cast of its
-// t() is the t() of its cast, in which matmul() sees the parameter again.
-// Autocast keeps the casts of leaves. An input that q, k and v ask for would be
-// cast, and then gathered, once for each: inside an Autocast scope the first
-// cast is kept with the input (as Note [Shared redistribution] has it), which
-// nobody but autocast's kernels gets to see.
+// Autocast runs before the kernels of this folder and calls them with casts of
+// the user's tensors, so linear() gets a weight that is not a parameter.
+// Therefore a parameter's cast has the name and the layouts of the parameter,
+// and the cast of its t() is the t() of its cast, in which matmul() recognizes
+// the parameter.
+//
+// Autocast keeps the casts of leaves only. An input that q, k and v use would
+// be cast, and then gathered, once for each of them. So an Autocast scope keeps
+// the first cast with the input, as Note [Shared redistribution] describes.
+// Only autocast's kernels see it.
 
-// One a dtype: the place of a shared redistribution's specs.
+// Returns an address that identifies `dtype`. In an entry of
+// DTensorImpl::shared it takes the place of the spec.
 const void* cast_id(at::ScalarType dtype) {
   static constexpr std::array<char, 128> kTags{};
   return &kTags.at(static_cast<size_t>(dtype));
@@ -84,7 +87,7 @@ at::Tensor cast_above(
     }
   }
   const auto run = [&] {
-    // Autograd's own kernel, as addmm() calls it.
+    // Calls autograd's own kernel, like addmm().
     const auto others = keys.remove(c10::DispatchKey::AutogradPrivateUse3)
                             .add(c10::DispatchKey::AutogradOther)
                             .add(c10::DispatchKey::PrivateUse3);
@@ -112,7 +115,8 @@ void cast_below(
   const auto* impl = dtensor_impl(self);
   auto* result = dtensor_impl(stack->back().toTensor());
   if (impl && result && impl->parameter_info && !result->parameter_info) {
-    // Where its gradient goes is for the parameter alone.
+    // The placement of the gradient is a matter of the parameter, not of its
+    // cast.
     auto info = std::make_shared<ParameterInfo>(*impl->parameter_info);
     info->gradient_reduced_by_ddp = false;
     info->matches_gradient_placement = false;

@@ -12,7 +12,7 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-// The one mesh dim whose placements differ; none if several do.
+// Returns the mesh dim on which the placements differ. Empty if several do.
 std::optional<int64_t> only_difference(
     const DTensorSpec& a,
     const DTensorSpec& b) {
@@ -28,7 +28,8 @@ std::optional<int64_t> only_difference(
   return found;
 }
 
-// Rows of each rank along the mesh dim `i`, which alone cuts the tensor dim.
+// Returns the rows of each rank along the mesh dim `i`. Empty if another mesh
+// dim shards the tensor dim, too, or if the shard is strided.
 std::optional<RowRanges>
 rows_of_ranks(const DTensorSpec& cut, int64_t i, c10::IntArrayRef sizes) {
   const int64_t dim = cut.placement(i).tensor_dim();
@@ -43,8 +44,6 @@ rows_of_ranks(const DTensorSpec& cut, int64_t i, c10::IntArrayRef sizes) {
   return rows;
 }
 
-// This rank's sizes of a tensor that is placed as `spec`, of which Partial
-// counts as whole.
 std::vector<int64_t> sizes_here(
     const DTensorSpec& spec,
     c10::IntArrayRef sizes) {
@@ -61,7 +60,6 @@ std::vector<int64_t> sizes_here(
   return here;
 }
 
-// Tensors of more than two dims as matrices.
 at::Tensor as_matrix(const at::Tensor& tensor) {
   const auto rows = tensor.sizes().slice(0, tensor.dim() - 1);
   return tensor.reshape({c10::multiply_integers(rows), tensor.size(-1)});
@@ -78,7 +76,6 @@ sizes_with(const std::vector<int64_t>& sizes, int64_t dim, int64_t length) {
   return result;
 }
 
-// out = x M + b, rows in the same order.
 void multiply(
     const at::Tensor& out,
     const at::Tensor& x,
@@ -102,10 +99,9 @@ void multiply(
   }
 }
 
-// One part of a gather on its way.
 struct IncomingChunk {
   mesh::Work work;
-  /// By rank.
+  /// The received rows, by rank.
   std::vector<at::Tensor> pieces;
 };
 
@@ -140,7 +136,6 @@ IncomingChunk send_part(
   return arriving;
 }
 
-// One part of a reduce_scatter on its way.
 struct OutgoingChunk {
   mesh::Work work;
   at::Tensor received;

@@ -1,5 +1,5 @@
-// Cross entropy of class logits, wherever they lie: rows may stay cut, and so
-// may the classes (loss parallel), of which the logits are never gathered.
+// Cross entropy of logits with any placements. Rows may stay sharded, and so
+// may the classes (loss parallel), whose logits are never gathered.
 
 #include <optional>
 
@@ -74,7 +74,8 @@ void check_loss(
       " vs logits ",
       logits.sizes(),
       ".");
-  // On all ranks: one without rows would not come to libtorch's own check.
+  // All ranks check this, because a rank without rows does not call libtorch's
+  // op, which checks it, too.
   TORCH_CHECK_NOT_IMPLEMENTED(
       !weight.defined() || !weight.requires_grad() ||
           target.is_floating_point() || !at::GradMode::is_enabled(),
@@ -87,23 +88,23 @@ void check_loss(
       ".");
 }
 
-// A call's tensors on this rank.
 struct LossInputs {
   at::Tensor logits, target, weight;
   ClassPart part;
-  /// What libtorch's own op does not do.
+  /// True if libtorch's op cannot compute the loss, because the classes are
+  /// sharded or z_loss is set.
   bool needs_own = false;
   double z_loss = 0;
   int64_t reduction = at::Reduction::Mean;
 
-  /// libtorch's op also reduces. On a GPU it does not, where the rows have a
-  /// kernel of their own.
+  /// Returns true if libtorch's op computes the loss with its reduction. On a
+  /// GPU it does not, because row_losses_on_gpu() has a kernel for the rows,
+  /// unless there are none.
   bool is_one_call() const {
     return !needs_own && (!logits.is_cuda() || logits.numel() == 0);
   }
 };
 
-// A tensor of options for whom nothing is to be undefined.
 std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
@@ -119,8 +120,9 @@ at::Tensor call_libtorch(const LossInputs& inputs, int64_t reduction) {
       inputs.part.label_smoothing);
 }
 
-// libtorch's op refuses some parts without rows. The graph is that of a part
-// with rows: backward sends the same gradients.
+// Returns the losses of a rank without logits, because libtorch's op rejects
+// some of these tensors. The graph has the same inputs as with logits, so that
+// backward sends the same gradients.
 at::Tensor loss_without_rows(const LossInputs& inputs) {
   const auto& logits = inputs.logits;
   auto loss = precise(logits).sum(inputs.part.dim);
@@ -133,7 +135,7 @@ at::Tensor loss_without_rows(const LossInputs& inputs) {
   return loss;
 }
 
-// What each row counts in a mean.
+// Returns the weight of each row in a mean.
 at::Tensor counts_of(const LossInputs& inputs, const at::Tensor& loss) {
   if (inputs.target.is_floating_point()) {
     return at::ones_like(loss);
@@ -159,9 +161,10 @@ RowLosses losses_of_rows(const LossInputs& inputs) {
   return {.loss = loss, .log_sum = {}, .weight = {}};
 }
 
-// The loss of each row, or what is to be summed over all: the losses; for a
-// mean also what it is divided by; and both of a z-loss whose rows count
-// otherwise than those of the loss.
+// Returns the loss of each row, or with a reduction the sum of the losses. For
+// a mean, the weights by which it is divided follow. If the classes have
+// weights, which do not apply to the z-loss, the z-loss and its row counts
+// follow as two more terms.
 std::vector<at::Tensor> terms(const LossInputs& inputs) {
   auto rows = losses_of_rows(inputs);
   const bool is_mean = inputs.reduction == at::Reduction::Mean;
@@ -198,7 +201,6 @@ at::Tensor quotient(const std::vector<at::Tensor>& sums) {
   return sums.size() == 4 ? mean + sums[2] / sums[3] : mean;
 }
 
-// How rows and classes lie.
 struct LossLayout {
   DTensorSpec logits;
   DTensorSpec rows;
@@ -243,7 +245,8 @@ LossInputs enter_loss(
       enter(target, target.is_floating_point() ? layout.logits : layout.rows);
   inputs.logits = enter(x, layout.logits);
   if (options.weight.defined()) {
-    // Each rank's gradient of it is that of its rows.
+    // A rank computes the gradient of the class weights from its own rows only.
+    // Therefore it is Partial where the rows are sharded.
     Placements grad;
     for (int64_t i = 0; i < layout.rows.mesh_ndim(); ++i) {
       grad.push_back(
@@ -269,7 +272,8 @@ LossInputs enter_loss(
   return inputs;
 }
 
-// A mean of rows that are cut: its terms are added up in one message.
+// Returns the mean of a loss with sharded rows. One message over each mesh dim
+// adds up all of its terms.
 at::Tensor mean_over_ranks(
     const std::vector<at::Tensor>& sums,
     const DTensorSpec& pending) {

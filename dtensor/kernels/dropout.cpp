@@ -1,5 +1,6 @@
-// Dropout and its kin. The mask is drawn where the input lies, and is the same
-// on every mesh: see Note [Random ops]. It multiplies a Partial sum as it is.
+// Dropout and related ops. A rank draws only its shard of the mask, and the
+// mask is the same on every mesh: see Note [Random ops]. A Partial is
+// multiplied by the mask without a reduction.
 
 #include <cmath>
 
@@ -24,8 +25,8 @@ bool is_placed(const at::Tensor& tensor) {
   return spec_of(tensor).mesh_ndim() != 0;
 }
 
-// 1 where a number of `input` stays, else 0. For features, whole channels:
-// [N, C, 1, ...].
+// Returns a mask: 1 for elements of `input` that stay, 0 for the others. With
+// `features` it has one number per channel: [N, C, 1, ...].
 at::Tensor keep_mask(
     const at::Tensor& input,
     double p,
@@ -59,11 +60,11 @@ at::Tensor keep_mask(
 
 struct Noise {
   at::Tensor factor;
-  /// Undefined for plain dropout.
+  /// The term to add after the multiplication. Undefined for plain dropout.
   at::Tensor shift;
 };
 
-// What a dropped number becomes under alpha dropout keeps mean and variance.
+// Alpha dropout replaces dropped elements so that mean and variance are kept.
 // Source: Klambauer et al., Self-Normalizing Neural Networks (2017).
 Noise make_noise(const at::Tensor& input, double p, bool features, bool alpha) {
   const at::NoGradGuard no_grad;

@@ -15,7 +15,8 @@ namespace {
 
 struct NeededOp {
   std::string_view name;
-  /// Gets a parameter [4, 4]; its result is summed up and differentiated.
+  /// Computes the op with a parameter [4, 4]. failure_of() sums the result and
+  /// calls backward().
   std::function<at::Tensor(const at::Tensor&)> run;
 };
 
@@ -47,7 +48,8 @@ std::array<NeededOp, 8> needed_ops() {
         }}}};
 }
 
-// Why an op fails; its message's first line, without where libtorch threw it.
+// Returns why an op fails, or nothing. A message of libtorch is reduced to its
+// first line.
 std::optional<std::string>
 failure_of(const NeededOp& op, c10::Device device, c10::ScalarType dtype) {
   try {

@@ -13,8 +13,8 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// No loss may wait for its inputs' reductions, and autograd's formulas write to
-// tensors made of them.
+// Reduces Partial arguments. The losses are not linear in them, and autograd's
+// formulas write in place to tensors that are derived from them.
 void reduce_partials(Stack& stack, size_t first, std::string_view op) {
   for (size_t i = first; i < stack.size(); ++i) {
     auto& argument = stack[i];
@@ -27,8 +27,9 @@ void reduce_partials(Stack& stack, size_t first, std::string_view op) {
   }
 }
 
-// See Note [Losses that are means]: the loss of every element, whose sum may
-// wait. Half precision would overflow on a sum, so that is taken in float.
+// Computes a mean from the loss of each element, whose sum may stay Partial:
+// see Note [Losses that are means]. Half precision would overflow in the sum,
+// so it is computed in float.
 void mean_of_elements(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -40,7 +41,7 @@ void mean_of_elements(
   reduce_partials(*stack, first, schema.name());
   auto& reduction = (*stack)[first + static_cast<size_t>(*index)];
   if (reduction.toInt() != at::Reduction::Mean) {
-    // Libtorch's own kernel, which this one stands before.
+    // Calls libtorch's own kernel, which this one replaces for DTensors.
     op.callBoxedForDispatchKey(
         op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)
             ? c10::DispatchKey::Autograd
@@ -74,10 +75,11 @@ void register_elementwise_losses(torch::Library& above) {
 
 // Note [Losses that are means]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A mean divides by what no rank knows alone: the number of all samples, or
-// the weight of those that count. A sum over the samples can wait, and its
-// gradient is each sample's own. So above autograd a mean is made of the sum
-// and a division, and samples stay cut however uneven their parts.
+// A mean is divided by a number that no rank knows alone: the number of all
+// samples, or the weight of the samples that count. A sum over the samples may
+// stay Partial, and the gradient of a sample's loss does not depend on other
+// samples. So above autograd a mean is computed as a sum and a division, and
+// the samples stay sharded, even if the ranks have different numbers of them.
 
 namespace {
 
@@ -92,8 +94,8 @@ int64_t reduction_argument(const c10::FunctionSchema& schema) {
   TORCH_INTERNAL_ASSERT(false, schema.name(), " has no reduction");
 }
 
-// What the sum is divided by: nll losses return it, margin losses have as many
-// samples as rows.
+// Divides the sum by the number or weight of the samples. nll losses return it
+// as their last result. The samples of margin losses are the rows.
 at::Tensor mean_of(
     const c10::FunctionSchema& schema,
     const at::Tensor& self,
@@ -117,8 +119,9 @@ void mean_by_sum(
     reduction = static_cast<int64_t>(at::Reduction::Sum);
   }
   const auto self = (*stack)[first].toTensor();
-  // Autograd's own kernel is the same at every autograd key; this one's it
-  // would be without ours.
+  // Calls autograd's own kernel. libtorch registers it for all autograd keys,
+  // and at AutogradPrivateUse3 this kernel takes its place. So the call uses
+  // AutogradOther.
   op.redispatchBoxed(
       keys.remove(c10::DispatchKey::AutogradPrivateUse3)
           .add(c10::DispatchKey::AutogradOther)

@@ -1,6 +1,7 @@
-// Row lookup. Per mesh dim: weight S(0) (vocab-parallel) looks up the rows it
-// has and leaves a Partial sum; S(1) cuts the embedding dim; R follows the
-// indices.
+// Row lookup. Per mesh dim:
+//   weight S(0) (vocab-parallel)  a rank looks up its rows; output Partial
+//   weight S(1)                   output sharded in the embedding dim
+//   weight R                      output sharded like the indices
 
 #include <torch/torch.h>
 
@@ -43,8 +44,8 @@ EmbeddingPlacements plan_embedding(
   return plan;
 }
 
-// The rows [begin, begin + weight.size(0)) of the vocabulary; zeros where the
-// index lies outside.
+// Looks up rows in `weight`, which has the rows [begin, begin + weight.size(0))
+// of the vocabulary. Returns zeros for indices outside of them.
 at::Tensor lookup_part(
     const at::Tensor& weight,
     const at::Tensor& indices,
@@ -54,7 +55,8 @@ at::Tensor lookup_part(
   auto sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
   if (rows == 0) {
-    // An empty shard still belongs to the graph.
+    // The empty shard must be in the graph, so that it gets a gradient on this
+    // rank, too.
     return at::zeros(sizes, weight.options()) + weight.sum();
   }
   const auto shifted = indices - begin;
@@ -71,13 +73,13 @@ void check_indices(const at::Tensor& indices, int64_t vocabulary) {
     const auto [low, high] = at::aminmax(indices);
     TORCH_CHECK_INDEX(
         low.item<int64_t>() >= 0 && high.item<int64_t>() < vocabulary,
-        "[embedding] index < number of rows: ",
-        high.item<int64_t>(),
-        " vs ",
-        vocabulary,
-        " (smallest index ",
+        "[embedding] indices: got ",
         low.item<int64_t>(),
-        ").");
+        " to ",
+        high.item<int64_t>(),
+        ", expected 0 to ",
+        vocabulary - 1,
+        ", the rows of the weight.");
   }
 }
 

@@ -1,7 +1,9 @@
-// Sums, means and maxima of bags of rows. Per mesh dim: weight S(1) cuts the
-// embedding dim; S(0) (vocab-parallel) adds up the rows it has and leaves a
-// Partial sum; R follows the indices: where those are cut, each rank takes its
-// share of the bags.
+// Sums, means and maxima of bags of rows. Per mesh dim:
+//   weight S(0) (vocab-parallel)  for sums and means, a rank adds the rows it
+//                                 has; output Partial
+//   weight S(1)                   output sharded in the embedding dim
+//   weight R                      a rank computes its share of the bags if the
+//                                 indices are sharded
 
 #include <torch/torch.h>
 
@@ -33,7 +35,8 @@ BagPlacements plan_bags(
     plan.output.push_back(y);
   };
   for (size_t i = 0; i < weight.size(); ++i) {
-    // Rows and columns of a StridedShard are not adjacent.
+    // The rows or columns of a StridedShard are not adjacent, so such a weight
+    // is replicated.
     const bool is_strided = weight[i].is_strided();
     if (weight[i].is_shard(1) && !is_strided) {
       push(weight[i], weight[i], Partial(), weight[i]);
@@ -48,12 +51,12 @@ BagPlacements plan_bags(
   return plan;
 }
 
-// What this rank looks up: its bags' part of the indices.
+// The bags that this rank computes, and their part of the indices.
 struct Bags {
   at::Tensor indices;
   at::Tensor offsets;
   std::optional<at::Tensor> sample_weights;
-  /// Numbers in each bag that count.
+  /// The number of indices in each bag, without padding.
   at::Tensor sizes;
 };
 
@@ -93,7 +96,8 @@ Bags cut_bags(
   return bags;
 }
 
-// The sum over the rows [begin, begin + weight.size(0)) of the vocabulary.
+// Sums the rows of each bag that `weight` has: the rows [begin, begin +
+// weight.size(0)) of the vocabulary.
 at::Tensor sum_part(
     const at::Tensor& weight,
     const Bags& bags,
@@ -101,7 +105,8 @@ at::Tensor sum_part(
     int64_t padding_idx) {
   const int64_t rows = weight.size(0);
   if (rows == 0) {
-    // An empty shard still belongs to the graph, and so do the weights.
+    // The empty shard and the sample weights must be in the graph, so that they
+    // get gradients on this rank, too.
     auto nothing = weight.sum();
     if (bags.sample_weights) {
       nothing = nothing + bags.sample_weights->sum() * 0;
@@ -127,8 +132,8 @@ at::Tensor sum_part(
       factors));
 }
 
-// Bags that may be split by the output's placements; the other ranks' rows and
-// columns do not matter to them.
+// Returns the placements of numbers per bag: sharded where the output shards
+// the bags, Replicate where it shards rows or columns of the weight.
 Placements bags_of(const Placements& output) {
   auto placements = output;
   for (auto& placement : placements) {
@@ -182,7 +187,6 @@ struct Options {
   std::optional<int64_t> padding_idx;
 };
 
-// This rank's share of a call.
 struct Share {
   std::string name;
   at::Tensor weight;
@@ -278,7 +282,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
                          const std::vector<int64_t>& to) {
     return from_local_impl(local, where, to, row_major_strides(to), share.name);
   };
-  // libtorch, too, leaves what it did not need empty.
+  // Results that the mode does not need are empty, as in libtorch.
   const auto none = leave(
       bags.offsets.new_empty({0}),
       share.rows.with(Placements(share.rows.mesh_ndim(), Replicate())),

@@ -11,7 +11,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The gradients of loss and log_sum in libtorch's ops, which have derivatives.
+// Computes the gradient of the logits with libtorch's ops, which have
+// derivatives, for create_graph.
 at::Tensor differentiable_gradient(
     const at::Tensor& logits,
     const at::Tensor& target,

@@ -1,5 +1,5 @@
-// Gradients for which libtorch makes plain tensors of its own, which then mix
-// with DTensors: of cummax and cummin, of trace, and of the matrix exponential.
+// The gradients of cummax and cummin, of trace, and of the matrix exponential.
+// libtorch creates plain tensors in them and mixes these with DTensors.
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -31,7 +31,7 @@ at::Tensor trace_backward(
   return grad * place(eye, common_spec({&grad}));
 }
 
-// The upper right block of exp([[A^H, G], [0, A^H]]).
+// Returns the upper right block of exp([[A^H, G], [0, A^H]]).
 // Source: N. Higham, Functions of Matrices, 2008, theorem 3.6.
 at::Tensor exp_gradient(const at::Tensor& self, const at::Tensor& grad) {
   const auto adjoint = self.mH();
@@ -43,7 +43,7 @@ at::Tensor exp_gradient(const at::Tensor& self, const at::Tensor& grad) {
       .narrow(-1, n, n);
 }
 
-// exp() with a gradient that mixes with no plain tensor.
+// The matrix exponential with a gradient that creates no plain tensor.
 struct MatrixExp : torch::autograd::Function<MatrixExp> {
   static at::Tensor forward(
       torch::autograd::AutogradContext* context,
@@ -64,9 +64,10 @@ at::Tensor linalg_matrix_exp(const at::Tensor& self) {
   return MatrixExp::apply(self);
 }
 
-// The gradients of factorizations write to diagonals of what they saved, which
-// cannot be done where a matrix is cut, or pending: those are brought together
-// before autograd saves them. Batches stay cut.
+// Returns the tensor with full matrices; the batch stays sharded. The gradients
+// of factorizations write to diagonals of saved tensors, which is not possible
+// if a matrix is sharded or Partial. So matrices are gathered before autograd
+// saves them.
 at::Tensor with_full_matrices(const at::Tensor& tensor) {
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
@@ -92,7 +93,7 @@ void on_full_matrices(
       value = with_full_matrices(value.toTensor());
     }
   }
-  // Autograd's own kernel is the same at every autograd key.
+  // Calls autograd's own kernel, like addmm().
   op.redispatchBoxed(
       keys.remove(c10::DispatchKey::AutogradPrivateUse3)
           .add(c10::DispatchKey::AutogradOther)

@@ -1,7 +1,7 @@
-// y = x W^T + b. The weight stays where it lies; per mesh dim:
-//   W S(0) (column-parallel)  x whole,       y cut in its last dim
-//   W S(1) (row-parallel)     x cut in its last dim, y a Partial sum
-//   W R                       x as it is (batch or sequence may be cut)
+// y = x W^T + b. The weight is not moved. Per mesh dim:
+//   W S(0) (column-parallel)  x replicated, y sharded in its last dim
+//   W S(1) (row-parallel)     x sharded in its last dim, y Partial
+//   W R                       x unchanged (batch or sequence may be sharded)
 // Source: Megatron-LM's f and g; torch/distributed/tensor/parallel/style.py.
 
 #include <map>
@@ -51,7 +51,7 @@ struct LinearPlacements {
   }
 };
 
-// `output_grad`: OpLayout's, or empty.
+// `output_grad` is OpLayout::output_grad, or empty if the style sets none.
 LinearPlacements plan_linear(
     const Placements& weight,
     const Placements& input,
@@ -95,8 +95,9 @@ LinearPlan entries_of(
       .output_grad = entry(placements.output_grad)};
 }
 
-// The plans of a mesh, by where weight and input lie and the input's dims: as
-// many as a model's layers have kinds of.
+// The plans of a mesh, by the specs of weight and input, the style's
+// output_grad and the number of input dims. There are as many as kinds of
+// layers in a model.
 class LinearPlans {
  public:
   const LinearPlan& find(
@@ -139,7 +140,6 @@ bool is_placed_as(const at::Tensor& tensor, LinearPlan::Entry want) {
          impl->is_contiguous() && impl->local().is_contiguous();
 }
 
-// One linear() of operands on one mesh.
 struct LinearCall {
   const DTensorSpec& spec;
   const LinearPlan& plan;
@@ -147,7 +147,7 @@ struct LinearCall {
   /// The local tensor of the bias that is added before any reduction. Undefined
   /// if there is none.
   const at::Tensor& inside;
-  /// The output's.
+  /// The sizes of the output.
   c10::IntArrayRef sizes;
   std::string name;
 
@@ -158,16 +158,14 @@ struct LinearCall {
   at::Tensor inside_local() const {
     return inside.defined() ? dtensor_impl(inside)->local() : at::Tensor();
   }
-  /// Weight and bias are placed as they are wanted.
   bool is_in_place() const {
     return is_placed_as(w, plan.weight) &&
            (!inside.defined() || is_placed_as(inside, plan.bias));
   }
 };
 
-// Wraps the local result and records it. `x`: a DTensor, or the local tensor of
-// one that entered, of the same sizes but for those that the mesh cuts. See
-// Note [Linear in place].
+// Records `output` if an operand requires a gradient. `x` is a DTensor or the
+// local tensor from enter_input(). See Note [Linear in place].
 at::Tensor finish_in_place(
     const LinearCall& call,
     const at::Tensor& x,
@@ -192,7 +190,8 @@ const at::Tensor& local_of_input(const at::Tensor& x) {
   return impl ? impl->local() : x;
 }
 
-// `product`: of the local tensors, if it is there already.
+// `product` is the product of the local tensors if enter_input() has computed
+// it.
 at::Tensor linear_in_place(
     const LinearCall& call,
     const at::Tensor& x,
@@ -216,8 +215,9 @@ at::Tensor linear_in_place(
   return finish_in_place(call, x, std::move(output));
 }
 
-// The product's Partial sums, reduced and scattered as `to` says while others
-// are multiplied; undefined if they travel in one message.
+// Returns the output with the spec `to`: reduce-scatters each chunk of the
+// Partial product while the next ones are multiplied. Returns an undefined
+// tensor if all rows move in one message.
 at::Tensor linear_scattered(
     const LinearCall& call,
     const at::Tensor& x,
@@ -257,8 +257,8 @@ at::Tensor enter_as(
       tensor, call.at(want), call.at(grad).placements(), call.name, options);
 }
 
-// The input's local tensor, and the product if it was made while the input's
-// rows travelled.
+// The local tensor of the input, and the product if it was computed while the
+// rows of the input were gathered.
 struct EnteredInput {
   at::Tensor local;
   at::Tensor product;
@@ -267,7 +267,8 @@ struct EnteredInput {
 EnteredInput
 enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
   EnteredInput entered;
-  // DTensors on no mesh, e.g. of a module that only FSDP shards, stay there.
+  // DTensors without a mesh, e.g. those of a module that only FSDP shards, are
+  // not moved.
   const bool has_mesh = call.spec.mesh_ndim() > 0;
   ToLocalImplOptions options{
       .asked = asked,
@@ -297,7 +298,7 @@ enter_input(const LinearCall& call, const at::Tensor& x, bool asked) {
   return entered;
 }
 
-// `x_local`: as it entered.
+// `x_local` is the local tensor from enter_input().
 at::Tensor linear_region(const LinearCall& call, const at::Tensor& x_local) {
   const auto& plan = call.plan;
   const auto w_local = enter_as(call.w, call, plan.weight, plan.weight_grad);
@@ -316,7 +317,8 @@ at::Tensor linear_region(const LinearCall& call, const at::Tensor& x_local) {
   return output;
 }
 
-// `scatter_to`: where the output is to go, if nothing is added before.
+// `scatter_to` is the spec to which the caller redistributes the output. Empty
+// if there is none, or if the caller adds an adapter's output first.
 at::Tensor run_linear(
     const LinearCall& call,
     const at::Tensor& x,

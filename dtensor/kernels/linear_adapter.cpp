@@ -14,8 +14,9 @@ struct AdapterPlacements {
   Placements down, up, down_grad, up_grad;
 };
 
-// See LinearAdapter. The gradient of a whole weight is a Partial sum wherever
-// the ranks have parts of what it is used with.
+// Returns the placements that LinearAdapter documents. If a mesh dim shards one
+// of the weights, the gradient of the other one is Partial there, because each
+// rank uses the replicated weight with a part of the tensors.
 AdapterPlacements adapter_placements(
     const Placements& weight,
     const Placements& weight_grad) {
@@ -58,7 +59,7 @@ at::Tensor adapter_output(
       DTensorSpec(mesh, plan.input_grad).placements(),
       "lora",
       {.asked = asked});
-  // Under autocast what is computed with has another dtype than parameters.
+  // Under autocast the input has another dtype than the parameters.
   const auto dtype = x_local.scalar_type();
   const auto down_local =
       to_local_impl(down, input.with(where.down), where.down_grad, "lora_A")

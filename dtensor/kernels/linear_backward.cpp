@@ -34,15 +34,16 @@ std::string name_of(const mesh::DeviceMesh& mesh) {
 struct LinearNode : torch::autograd::Node {
   using torch::autograd::Node::Node;
   using Entry = LinearPlan::Entry;
-  /// A DTensor, or the local tensor of one that entered.
+  /// A DTensor, or the local tensor of one.
   torch::autograd::SavedVariable input;
   torch::autograd::SavedVariable weight;
-  /// The mesh that owns `plan`. What is saved may be on another one: a DTensor
-  /// without placements has a mesh of its own, and a hook may save something
-  /// else.
+  /// The mesh that owns `plan`. Saved tensors may be on another mesh: a DTensor
+  /// without placements has a mesh of its own, and a saved-tensor hook may
+  /// return another tensor.
   std::optional<mesh::DeviceMesh> mesh;
   const LinearPlan* plan = nullptr;
-  /// Output gradients arrive cut and are to be gathered, as was asked for.
+  /// True if the output was reduce-scattered at the request of a style. Its
+  /// gradient then arrives sharded and must be gathered.
   bool is_scattered = false;
 
   void release_variables() override {
@@ -73,15 +74,15 @@ struct LinearNode : torch::autograd::Node {
     return w;
   }
 
-  /// dy [N, out] of the rows of y.
   at::Tensor output_gradient(const at::Tensor& grad, const at::Tensor& w) {
     require_dtensor_gradient(grad, "linear backward");
     return rows_of(
         enter(grad, plan->output_grad, plan->output, w, is_scattered));
   }
 
-  /// The gradients dy and dx, with the rows of dx multiplied as those of dy
-  /// arrive. Empty if dy arrives in one message, or the graph is recorded.
+  /// The gradients dy and dx. gather_gradients() multiplies the rows of dx as
+  /// those of dy arrive. It returns nothing if dy is complete or arrives in one
+  /// message, or if the graph is recorded.
   struct GatheredGradients {
     at::Tensor dy;
     at::Tensor dx;
@@ -136,7 +137,7 @@ struct LinearNode : torch::autograd::Node {
     return leave(grad.sum(0), plan->bias_grad, w.sizes().slice(0, 1), {1}, w);
   }
 
-  /// dy as a DTensor for another node.
+  /// Returns dy as a DTensor, for a LinearWeightBackward.
   at::Tensor as_output_gradient(
       const at::Tensor& dy,
       const at::Tensor& grad,
@@ -164,7 +165,6 @@ struct LinearNode : torch::autograd::Node {
     return x_impl ? leave(dx, plan->input_grad, x.sizes(), x.strides(), w) : dx;
   }
 
-  // `w` gives the mesh and the name.
   static at::Tensor enter(
       const at::Tensor& tensor,
       Entry want,
@@ -198,7 +198,8 @@ struct LinearNode : torch::autograd::Node {
   }
 };
 
-// Where nobody records: straight to the local tensors' kernels.
+// A guard that skips autograd and calls the kernels of local tensors directly,
+// unless create_graph is set.
 struct BelowUnlessRecorded {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
 
@@ -209,7 +210,7 @@ struct BelowUnlessRecorded {
   }
 };
 
-// The gradients of weight and bias, which nothing waits for: see
+// The node of the weight and bias gradients, for which no other node waits. See
 // Note [Deferred weight gradients].
 struct LinearWeightBackward final : LinearNode {
   using LinearNode::LinearNode;
@@ -237,7 +238,8 @@ struct LinearWeightBackward final : LinearNode {
   }
 };
 
-// Edges to x, weight and bias; or to x and a LinearWeightBackward.
+// The node of linear(). It has edges to x, weight and bias, or to x and a
+// LinearWeightBackward.
 struct LinearBackward final : LinearNode {
   bool weight_is_late = false;
 

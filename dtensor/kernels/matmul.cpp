@@ -1,5 +1,6 @@
-// libtorch's C++ nn::Linear does not call aten::linear: it multiplies by
-// weight.t() and adds the bias. Here such products become linear() again.
+// libtorch's C++ nn::Linear does not call aten::linear. It multiplies by
+// weight.t() and adds the bias. The kernels below convert such matmuls to
+// linear().
 
 #include <ATen/ops/matmul_native.h>
 #include <torch/torch.h>
@@ -9,8 +10,7 @@
 
 namespace weft::dtensor::kernels {
 
-// A view with a parameter's sizes and strides in reverse has its values
-// transposed.
+// A view with a parameter's sizes and strides in reverse order is its t().
 at::Tensor transposed_parameter(const at::Tensor& transposed) {
   if (transposed.dim() != 2 || !dtensor_impl(transposed) ||
       transposed.is_inference() || !transposed.is_view()) {
@@ -48,8 +48,9 @@ at::Tensor addmm(
       is_sum && weight.defined()) {
     return kernels::linear(left, weight, bias);
   }
-  // Autograd's own kernel is the same at every autograd key; this one's it
-  // would be without ours.
+  // Calls autograd's own kernel. libtorch registers it for all autograd keys,
+  // and at AutogradPrivateUse3 this kernel takes its place. So the call uses
+  // AutogradOther.
   const auto others = keys.remove(c10::DispatchKey::AutogradPrivateUse3)
                           .add(c10::DispatchKey::AutogradOther)
                           .add(c10::DispatchKey::PrivateUse3);

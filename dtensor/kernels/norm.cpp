@@ -1,5 +1,5 @@
-// Norms over the last dims: the other dims may be cut, and then the gradients
-// of weight and bias are Partial sums (sequence parallelism).
+// Norms over the last dims. The other dims may be sharded (sequence
+// parallelism). The gradients of weight and bias are then Partial.
 
 #include <algorithm>
 
@@ -22,7 +22,7 @@ struct NormRegion {
   at::Tensor input;
   std::optional<at::Tensor> weight;
   std::optional<at::Tensor> bias;
-  /// The weight as it was passed; null if there is none.
+  /// The weight that the caller passed. Null if there is none.
   const at::Tensor* parameter = nullptr;
   std::optional<DTensorSpec> output;
   /// The sizes of the full input.
@@ -37,7 +37,8 @@ bool is_ready(const DTensorImpl* impl) {
          impl->spec().mesh_ndim() != 0;
 }
 
-// Whole, on the input's mesh, and no style says how the norm is to be cut.
+// Returns true if there is no parameter, or if it is replicated on the mesh of
+// the input and no style sets the input placement of the norm.
 bool is_ready_parameter(
     const std::optional<at::Tensor>& parameter,
     const DTensorImpl& input) {
@@ -50,7 +51,6 @@ bool is_ready_parameter(
          !(impl->parameter_info && impl->parameter_info->norm.input);
 }
 
-// Whether a norm can run where its inputs lie.
 bool needs_no_move(
     const at::Tensor& input,
     size_t normalized_dims,
@@ -83,7 +83,6 @@ std::optional<at::Tensor> local_parameter(
   return impl ? std::optional(impl->local()) : std::nullopt;
 }
 
-// Without a graph: the op on the local tensors.
 template <class Norm>
 at::Tensor norm_of_locals(
     const at::Tensor& input,
@@ -167,7 +166,8 @@ at::Tensor leave_norm(const at::Tensor& local, const NormRegion& region) {
   return output;
 }
 
-// As common_spec() does, which calls that need no move do not ask.
+// Calls before_forward_use(), which common_spec() does otherwise. Norms that
+// need no redistribution do not call common_spec().
 void before_use_of(
     const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias) {
@@ -212,7 +212,8 @@ at::Tensor layer_norm(
     bool cudnn_enable) {
   before_use_of(weight, bias);
   if (needs_no_move(input, normalized_shape.size(), weight, bias)) {
-    // With a graph, the rules of native_layer_norm and its gradient.
+    // With a graph, libtorch's composite op calls native_layer_norm, which has
+    // a sharding rule and a gradient.
     return is_recorded(input, weight, bias)
                ? at::native::layer_norm_symint(
                      input, normalized_shape, weight, bias, eps, cudnn_enable)

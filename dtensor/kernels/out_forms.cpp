@@ -1,4 +1,5 @@
-// Forms with out= that run the op without and write what it returns.
+// Overloads with out= that call the functional op and copy its results to the
+// out tensors.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +14,6 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-// The op that returns what a form with out= writes.
 std::optional<c10::OperatorHandle> functional_form(
     const c10::FunctionSchema& schema) {
   auto overload = schema.overload_name();
@@ -27,8 +27,8 @@ std::optional<c10::OperatorHandle> functional_form(
   return c10::Dispatcher::singleton().findSchema({schema.name(), overload});
 }
 
-// Makes the arguments of a form with out=, less the outs, those of
-// `functional`, which may ask for options that the outs already have.
+// Replaces the arguments of an overload with out=, without the out tensors, by
+// those of `functional`. Its options (dtype, ...) get their defaults.
 void put_arguments(
     const c10::FunctionSchema& schema,
     const c10::FunctionSchema& functional,
@@ -45,7 +45,6 @@ void put_arguments(
   }
 }
 
-// Computes as the functional form does, then writes to the out tensors.
 void run_functional_form(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -77,8 +76,9 @@ void run_functional_form(
   }
 }
 
-// Forms of random ops, which draw as their functional forms do, and forms that
-// libtorch would compose of views of their out tensor.
+// Returns true for overloads of random ops, which must draw the same numbers as
+// the functional ops, and for overloads that libtorch would compose of views of
+// their out tensor.
 bool runs_functional_form(const c10::OperatorName& name) {
   constexpr std::array kNames{
       "adaptive_avg_pool1d",
@@ -115,7 +115,8 @@ std::set<std::string> register_out_forms(torch::Library& below) {
   std::set<std::string> names;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    // normal.float_float_out is a factory.
+    // normal.float_float_out has no DTensor argument but the out tensor: it is
+    // a factory.
     if (!op || name.overload_name == "float_float_out" ||
         !runs_functional_form(name) || !functional_form(op->schema())) {
       continue;

@@ -14,7 +14,7 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-// Ops that are seldom large, on full tensors.
+// Runs an op on full tensors. This is for ops whose inputs are seldom large.
 void run_replicated(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -26,7 +26,7 @@ void run_replicated(
   run_region(op, *stack, dims, op.schema().name());
 }
 
-// One grid a sample: [N, H, W, 2] or [N, D, H, W, 3].
+// Returns one grid per sample: [N, H, W, 2] or [N, D, H, W, 3].
 at::Tensor affine_grid_generator(
     const at::Tensor& theta,
     c10::SymIntArrayRef size,
@@ -58,8 +58,9 @@ at::Tensor affine_grid_generator(
       name);
 }
 
-// The gradient of index_put_ puts zeros of libtorch's own making. Above
-// autograd only.
+// Passes plain zeros as one zero without dims, which may be mixed with
+// DTensors. The gradient of index_put_ writes zeros that libtorch creates as a
+// plain tensor. Above autograd only.
 at::Tensor index_put(
     c10::DispatchKeySet keys,
     const at::Tensor& self,
@@ -104,9 +105,9 @@ std::set<std::string> register_own_tensors(
   return names;
 }
 
-// nn::MultiheadAttention appends zeros of its own making to keys, values and
-// masks (add_zero_attn, add_bias_kv). Zeros are the same however they lie, so a
-// plain tensor of nothing else counts as whole.
+// nn::MultiheadAttention appends plain zeros to keys, values and masks
+// (add_zero_attn, add_bias_kv). All ranks have the same zeros, so cat() treats
+// a plain tensor of zeros as replicated.
 
 namespace {
 
@@ -142,12 +143,13 @@ cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
   return at::_ops::cat::redispatch(others, placed, dim);
 }
 
-// Ops for which libtorch makes plain tensors of its own: the gradient of max,
-// min, median, mode, kthvalue, topk and sort along a dim, and one_hot.
+// value_selecting_reduction_backward() is the gradient of max, min, median,
+// mode, kthvalue, topk and sort along a dim.
 
 namespace {
 
-// Any other dim may be cut: each line along `dim` has its own gradients.
+// Returns the placements with `dim` replicated. Other dims stay sharded,
+// because lines along `dim` have independent gradients.
 Placements cut_elsewhere(const DTensorSpec& spec, int64_t dim) {
   Placements placements;
   for (const auto& placement : spec.placements()) {
@@ -213,7 +215,8 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   sizes.push_back(classes);
   auto local_sizes = local.sizes().vec();
   local_sizes.push_back(classes);
-  // Without a look at the values where a rank has none.
+  // A rank without elements does not call at::one_hot(), which throws for an
+  // empty tensor if `classes` is 0.
   const auto hot = local.numel() == 0 ? at::zeros(local_sizes, local.options())
                                       : at::one_hot(local, classes);
   return from_local_impl(hot, spec, sizes, row_major_strides(sizes), "one_hot");

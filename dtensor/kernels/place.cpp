@@ -28,7 +28,8 @@ DTensorSpec common_spec(std::initializer_list<const at::Tensor*> tensors) {
       unplaced = &impl->spec();
     }
   }
-  // Plans that are cached in the mesh of an operand are found again.
+  // An operand's own spec is returned, so that the plans that are cached in its
+  // mesh are found again.
   return unplaced != nullptr ? *unplaced : DTensorSpec();
 }
 
@@ -122,7 +123,7 @@ at::Tensor place(
   if (!impl) {
     return from_local(tensor, like.mesh(), where);
   }
-  // Unplaced: replicated, and its gradient is to be so too.
+  // An unplaced DTensor counts as replicated, and so does its gradient.
   auto placed = from_local_impl(
       to_local(tensor),
       like.with(Placements(like.mesh_ndim(), Replicate())),

@@ -20,7 +20,6 @@ namespace {
 using Kind = Draw::Kind;
 using Stack = torch::jit::Stack;
 
-// A call's arguments by their names in the schema.
 class DrawArguments {
  public:
   DrawArguments(const c10::OperatorHandle& op, const Stack& stack)
@@ -51,7 +50,7 @@ class DrawArguments {
   c10::ArrayRef<c10::IValue> values_;
 };
 
-// "uniform" for aten::uniform_.
+// Returns e.g. "uniform" for aten::uniform_.
 std::string_view base_name(std::string_view op) {
   op.remove_prefix(std::string_view("aten::").size());
   if (op.ends_with('_')) {
@@ -60,7 +59,7 @@ std::string_view base_name(std::string_view op) {
   return op;
 }
 
-// The largest integer that random_() without bounds makes.
+// Returns the largest integer that random_() without bounds draws.
 uint64_t largest_integer(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -109,7 +108,8 @@ Draw read_integers(const DrawArguments& args, at::ScalarType dtype) {
         ".");
     draw.range = static_cast<uint64_t>(*high) - from;
   } else {
-    // To the largest, which is one of them. 2^64 of them are 0.
+    // The range includes the largest integer. 2^64 wraps to 0, which Draw
+    // defines as 2^64.
     draw.range = largest_integer(dtype) - from + 1;
   }
   return draw;
@@ -163,7 +163,8 @@ bool fill_knows(at::ScalarType dtype) {
          dtype == at::kBFloat16;
 }
 
-// fill_uniform() or fill_normal() wherever the elements lie.
+// Writes the numbers of fill_uniform() or fill_normal(), also if the positions
+// of this rank are not a box or the dtype is not one of theirs.
 void fill_numbers(
     const at::Tensor& local,
     const RandomPart& part,
@@ -185,7 +186,8 @@ void fill_numbers(
   }
 }
 
-// fill_integers() where it can, and the same numbers where it cannot.
+// Writes the numbers of fill_integers(), also if it does not support the
+// tensor.
 void fill_whole_numbers(
     const at::Tensor& local,
     const RandomPart& part,
@@ -217,7 +219,9 @@ at::Tensor sample(const RandomPart& part, const Draw& draw) {
   }
 }
 
-// All ranks of a Partial drew the same: what of it is this rank's term.
+// Converts values that all ranks of a Partial drew alike to terms. For a sum or
+// a product, all ranks of the mesh dim but the first one get 0 or 1. For other
+// reductions equal terms are correct.
 void keep_own_term(const at::Tensor& local, const DTensorSpec& spec) {
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     const auto& placement = spec.placement(i);
@@ -236,7 +240,7 @@ bool is_inplace(const c10::OperatorHandle& op) {
   return op.schema().name().ends_with('_');
 }
 
-// A tensor without a mesh, or with its values still to come.
+// Fills a tensor that has no mesh, or whose initialization is deferred.
 void random_fill_unplaced(
     const c10::OperatorHandle& op,
     const DrawArguments& args,
@@ -265,7 +269,8 @@ void random_fill_unplaced(
   }
 }
 
-// rand_like and randn_like of a tensor inside DeferredInit are factories.
+// Handles rand_like and randn_like in a DeferredInit scope, where they are
+// factories. Returns false for other calls.
 bool deferred_like(const DrawArguments& args, Stack* stack, size_t arguments) {
   const auto name = base_name(args.op());
   const auto self = args.self();

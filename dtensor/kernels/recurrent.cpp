@@ -1,5 +1,5 @@
-// Recurrent layers. Each sequence is alone, so the batch may be cut; weights
-// that are cut are gathered. See Note [Regions].
+// Recurrent layers. Sequences are independent, so the batch may be sharded.
+// Sharded weights are gathered. See Note [Regions].
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -13,8 +13,9 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// lstm(input, hx, params, has_biases, num_layers, dropout, train,
-// bidirectional, batch_first); gru and rnn with one hx instead of a list.
+// The arguments of lstm(input, hx, params, has_biases, num_layers, dropout,
+// train, bidirectional, batch_first). gru and rnn have one hx instead of a
+// list.
 enum Argument : size_t {
   kInput,
   kStates,
@@ -43,7 +44,6 @@ RegionDims dims_of(const Stack& stack, size_t first) {
   return dims;
 }
 
-// A layer's part of a tensor whose first dim goes over layers and directions.
 c10::IValue
 layer_states(const c10::IValue& states, int64_t layer, int64_t directions) {
   const auto part = [&](const at::Tensor& whole) {
@@ -59,8 +59,8 @@ layer_states(const c10::IValue& states, int64_t layer, int64_t directions) {
   return parts;
 }
 
-// Dropout between layers needs the mesh's random numbers: the layers run one by
-// one.
+// Runs the layers one by one, because the dropout between them must draw the
+// mesh's random numbers.
 void run_layers(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<c10::IValue> all(stack.end() - kCount, stack.end());
   torch::jit::drop(stack, kCount);
@@ -113,7 +113,8 @@ void recurrent(
   }
 }
 
-// lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh)
+// The arguments of `op` are those of lstm_cell(input, hx, w_ih, w_hh, b_ih,
+// b_hh).
 void recurrent_cell(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,

@@ -13,8 +13,6 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Calls visit(argument, tensor) for each tensor of a value; what it returns
-// takes the tensor's place.
 template <class Visit>
 void replace_tensors(c10::IValue& value, size_t argument, const Visit& visit) {
   if (value.isTensor()) {
@@ -31,9 +29,9 @@ void replace_tensors(c10::IValue& value, size_t argument, const Visit& visit) {
 }
 
 struct KernelRegion {
-  /// On the region's mesh; cut where the samples are.
+  /// A spec on the mesh of the region. Its own placements are not used.
   DTensorSpec common;
-  /// One a mesh dim: how it cuts the samples, or Replicate.
+  /// For each mesh dim the Shard of the samples, or Replicate.
   Placements cuts;
 };
 
@@ -46,7 +44,8 @@ Placements sharded_along(const Placements& cuts, int64_t dim) {
   return placements;
 }
 
-// Every sample's gradient of what they share is a term of a sum.
+// A tensor without a dim of samples (`dim` below 0) is used by all of them. If
+// they are sharded, each rank has a term of its gradient.
 Placements gradient_along(const Placements& cuts, int64_t dim) {
   auto placements = sharded_along(cuts, dim);
   for (size_t i = 0; i < cuts.size(); ++i) {
@@ -92,7 +91,6 @@ KernelRegion find_region(
   return region;
 }
 
-// The number of samples, from whichever input has them.
 int64_t sample_count(
     c10::ArrayRef<c10::IValue> arguments,
     const RegionDims& dims) {

@@ -8,17 +8,19 @@
 
 // Note [Loss parallel]
 // ~~~~~~~~~~~~~~~~~~~~
-// Each rank knows, for each row, the max m_r of its logits x, the sum s_r of
-// exp(x - m_r) and the target's logit t_r if it has that class, else 0. One
-// all_gather of (m_r, s_r, t_r) gives every rank
+// For each row, each rank computes the max m_r of its logits x, the sum s_r of
+// exp(x - m_r), and the target's logit t_r, which is 0 if another rank has that
+// class. One all_gather of (m_r, s_r, t_r) gives every rank
 //   m = max_r m_r,  L = log(sum_r s_r exp(m_r - m)) + m,  loss = L - sum_r t_r,
-// added in rank order, so equal on all ranks. Class weights w and smoothing e
-// add to what is sent the target's weight and sum_c w_c x_c:
+// added in rank order, so equal on all ranks. With class weights w and
+// smoothing e, ranks also send the target's weight and sum_c w_c x_c:
 //   loss = ((1 - e) w_y + e/C W) L - (1 - e) w_y x_y - e/C sum_c w_c x_c
-// with W = sum_c w_c, one number for all rows. Where several mesh dims cut the
-// classes, what one group knows together is what a rank tells the next group.
-// The gradient of a logit is d loss/dL exp(x - L), less what the loss takes off
-// that logit: each rank has all of it.
+// with W = sum_c w_c, which is one number for all rows. If several mesh dims
+// shard the classes, a rank sends the combined numbers of one group to the
+// group of the next mesh dim.
+// The gradient of a logit is d loss/dL exp(x - L) minus the coefficient of that
+// logit in the loss. A rank has all of these numbers, so backward does not
+// communicate.
 // Source: Megatron-LM's vocab-parallel cross entropy;
 // torch/distributed/tensor/parallel/loss.py.
 
@@ -28,7 +30,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// One number a class, shown beside logits of `ndim` dims.
+// Returns a view of one number per class that broadcasts to logits of `ndim`
+// dims.
 at::Tensor
 beside_classes(const at::Tensor& numbers, int64_t dim, int64_t ndim) {
   std::vector<int64_t> sizes(ndim, 1);
@@ -36,12 +39,12 @@ beside_classes(const at::Tensor& numbers, int64_t dim, int64_t ndim) {
   return numbers.view(sizes);
 }
 
-// Where the targets lie among the classes that are here.
+// The positions of the targets among this rank's classes.
 struct TargetColumns {
   at::Tensor ignored;
-  /// The class is on another rank, or the row is ignored.
+  /// True if the class is on another rank, or the row is ignored.
   at::Tensor elsewhere;
-  /// 0 there.
+  /// The position of the class on this rank. 0 if `elsewhere` is true.
   at::Tensor column;
 
   TargetColumns(const at::Tensor& target, int64_t here, const ClassPart& part)
@@ -67,7 +70,6 @@ struct TargetColumns {
   }
 };
 
-// exp(x - L) times one number a row.
 at::Tensor scaled_softmax(
     const at::Tensor& logits,
     const at::Tensor& log_sum,
@@ -76,7 +78,6 @@ at::Tensor scaled_softmax(
   return (logits - log_sum.unsqueeze(dim)).exp_().mul_(scale.unsqueeze(dim));
 }
 
-// The sum of two gradients, of which either may be undefined.
 at::Tensor added(const at::Tensor& a, const at::Tensor& b) {
   return !a.defined() ? b : !b.defined() ? a : a + b;
 }
@@ -173,7 +174,8 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
   }
 
  private:
-  // m, s, x_y, w_y if there are weights, sum w x with smoothing; W with both.
+  // Returns for each row m, s and x_y, then w_y if there are class weights,
+  // then sum_c w_c x_c if there is smoothing. extra() is W if there are both.
   static RowStatistics collect(
       const at::Tensor& x,
       const TargetColumns& at,
@@ -210,8 +212,8 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
   }
 };
 
-// Targets that are probabilities q: loss = L sum_c v_c - sum_c v_c x_c, with
-// v_c = w_c ((1 - e) q_c + e/C).
+// The loss for targets that are probabilities q: loss = L sum_c v_c - sum_c v_c
+// x_c, with v_c = w_c ((1 - e) q_c + e/C).
 struct ProbabilityLoss : torch::autograd::Function<ProbabilityLoss> {
   static variable_list forward(
       AutogradContext* context,
@@ -272,7 +274,7 @@ struct ProbabilityLoss : torch::autograd::Function<ProbabilityLoss> {
   }
 
  private:
-  // A tensor of its own, in the dtype of `like`.
+  // Returns v as a new tensor in the dtype of `like`.
   static at::Tensor weights(
       const at::Tensor& like,
       const at::Tensor& target,
@@ -296,7 +298,8 @@ RowLosses row_losses(
     const at::Tensor& target,
     const at::Tensor& weight,
     const ClassPart& part) {
-  // Autograd asks an undefined tensor for its device.
+  // Function::apply() asks every tensor for its device, which an undefined
+  // tensor does not have. Therefore the weight is passed as an optional.
   std::optional<at::Tensor> own_weight;
   if (weight.defined()) {
     TORCH_CHECK_NOT_IMPLEMENTED(

@@ -7,8 +7,9 @@
 namespace weft::dtensor::kernels {
 namespace {
 
-// What is subtracted from the numbers of a row. If all are -inf, it is not
-// -inf, so that their exponentials are 0.
+// Returns the maximum that is subtracted from the numbers of a row. It returns
+// a finite number for -inf, so that the exponentials of a row of -inf are 0 and
+// not NaN.
 at::Tensor finite(const at::Tensor& maximum) {
   return maximum.clamp_min(
       maximum.scalar_type() == at::kDouble

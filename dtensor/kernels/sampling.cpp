@@ -1,5 +1,6 @@
-// Random draws that depend on the values of tensors. Each element's numbers
-// come from its index in the whole, so they are drawn where it lies.
+// Random draws that depend on the values of tensors. The numbers of an element
+// depend on its index in the full tensor, so each rank draws those of its own
+// elements.
 
 #include <cmath>
 
@@ -18,8 +19,8 @@ namespace {
 constexpr Draw kUniform{Draw::Kind::kUniform, 0, 1};
 constexpr Draw kNormal{Draw::Kind::kNormal, 0, 1};
 
-// Where numbers for a tensor that depends on `a` and `b` lie: with the one that
-// has its sizes.
+// Returns the spec of a result with sizes `to`: that of the first of `a` and
+// `b` with these sizes, without Partial, otherwise Replicate.
 DTensorSpec
 spec_of_result(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef to) {
   const auto common = common_spec({&a, &b});
@@ -32,7 +33,6 @@ spec_of_result(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef to) {
   return common.with(Placements(common.mesh_ndim(), Replicate()));
 }
 
-// The values of a tensor that are placed as `spec` says, as doubles on the CPU.
 at::Tensor local_values(
     const at::Tensor& tensor,
     const DTensorSpec& spec,
@@ -56,7 +56,6 @@ at::Tensor wrap(
   return make_dtensor(local.to(options), spec, sizes, row_major_strides(sizes));
 }
 
-// One draw an element of `parameter`.
 template <class Sample>
 at::Tensor
 draw_each(const at::Tensor& parameter, const char* op, const Sample& sample) {
@@ -70,7 +69,7 @@ draw_each(const at::Tensor& parameter, const char* op, const Sample& sample) {
       parameter.sizes());
 }
 
-// Only plain DTensors on a mesh come here.
+// Throws: c10::ValueError if `tensor` is not a DTensor on a mesh.
 void require_placed(const at::Tensor& tensor, const char* op) {
   TORCH_CHECK_VALUE(
       is_dtensor(tensor) && spec_of(tensor).mesh_ndim() != 0,
@@ -81,7 +80,6 @@ void require_placed(const at::Tensor& tensor, const char* op) {
       " has no placement. Call set_placements() or distribute_tensor() first.");
 }
 
-// Indices of the categories that `count` draws of each row choose.
 at::Tensor choose_with_replacement(
     const at::Tensor& weights,
     const at::Tensor& numbers) {
@@ -91,7 +89,7 @@ at::Tensor choose_with_replacement(
       numbers * sums.narrow(1, sums.size(1) - 1, 1),
       /*out_int32=*/false,
       /*right=*/true);
-  // Rounding may carry the largest number past the last category.
+  // Rounding may move a number past the last category with a positive weight.
   const auto last = weights.gt(0)
                         .to(at::kLong)
                         .mul(at::arange(weights.size(1)))
@@ -114,7 +112,8 @@ void check_samples(
       ". Draw with replacement.");
 }
 
-// All ranks agree, or those with good rows would wait for the others.
+// The ranks combine their results, so that all of them throw. Otherwise ranks
+// with valid rows would wait for the others.
 void check_weights(const at::Tensor& rows, const DTensorSpec& spec) {
   auto good = rows.isfinite()
                   .all()
@@ -298,7 +297,8 @@ at::Tensor multinomial(
     choice =
         choose_with_replacement(rows, numbers.view({rows.size(0), samples}));
   } else {
-    // The smallest of exponentials with these rates.
+    // Selects the categories whose exponential variables with these rates are
+    // the smallest.
     const auto part = next_random_part(spec, weights.sizes());
     const auto times =
         sample_exponential(part.indices(), part.key, 1).view(rows.sizes());

@@ -27,7 +27,6 @@ using Forward = std::function<Tensors()>;
 
 // --- random numbers ---------------------------------------------------------
 
-// The generator of a device, as it was.
 struct GeneratorState {
   at::Generator generator;
   at::Tensor state;
@@ -42,7 +41,7 @@ struct GeneratorState {
   }
 };
 
-// The generators that plain tensors draw from, as they were.
+// The recorded states of the generators from which plain tensors draw.
 class GeneratorSnapshot {
  public:
   void keep(c10::Device device) {
@@ -50,7 +49,6 @@ class GeneratorSnapshot {
     generators_.push_back({generator, GeneratorState::read(generator)});
   }
 
-  // Runs `body` as if it were then.
   template <class Body>
   void rewind(const Body& body) const {
     std::vector<GeneratorState> now;
@@ -70,7 +68,8 @@ class GeneratorSnapshot {
   std::vector<GeneratorState> generators_;
 };
 
-// The weights that autocast casts in a second run are not those of the next
+// Scope that clears autocast's cache of cast weights after a recomputation
+// outside of an autocast scope, because the weights change before the next
 // step.
 struct AutocastCacheScope {
   AutocastCacheScope() { at::autocast::increment_nesting(); }
@@ -112,10 +111,10 @@ std::string describe_saved(const SavedMeta& meta) {
       "data-dependent branch); otherwise do not checkpoint this module.");
 }
 
-// Thrown where all that was saved is there again.
+// Thrown to stop a recomputation when all saved tensors are restored.
 struct AllRecomputed {};
 
-// What a checkpointed run left behind.
+// A checkpointed forward pass and the state that its recomputation needs.
 class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
  public:
   CheckpointedRun(
@@ -142,7 +141,8 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
   }
 
  private:
-  // Of a tensor in the order of saving. Goes with the node that saved it.
+  // The position of a saved tensor in the order of saving. It is destroyed with
+  // the autograd node that saved the tensor.
   struct Place {
     Place(std::shared_ptr<CheckpointedRun> owner, size_t number)
         : run(std::move(owner)), index(number) {}
@@ -154,8 +154,8 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
     size_t index;
   };
 
-  // Each tensor is asked for once in a backward pass, as a rule, and let go
-  // then; the one that asks twice has it computed twice.
+  // Returns a saved tensor and releases it, because a backward pass usually
+  // reads each one only once. If a node reads one twice, it is computed twice.
   at::Tensor take(size_t index) {
     const std::lock_guard lock(mutex_);
     auto& tensors = recomputed_[torch::autograd::get_current_graph_task_id()];
@@ -165,7 +165,8 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
     return std::exchange(tensors[index], at::Tensor());
   }
 
-  // Nobody will ask for it.
+  // Releases a tensor that is not needed because its autograd node is
+  // destroyed.
   void drop(size_t index) {
     const std::lock_guard lock(mutex_);
     for (auto& [pass, tensors] : recomputed_) {
@@ -180,8 +181,9 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
     const at::ThreadLocalStateGuard as_in_forward(state_);
     const at::AutoGradMode record(true);
     const AutocastCacheScope casts;
-    // The second run's graph has them while it is made and no longer: a module
-    // may hold on to what it computed.
+    // The graph of the recomputation can read its saved tensors only while it
+    // is built. A module may keep results of forward(), and with them this
+    // graph, so the tensors are released at the end.
     const auto during = std::make_shared<Tensors>();
     const SavedTensorsHooks hooks(
         [&, during](const at::Tensor& tensor) -> SavedTensorsHooks::Packed {
@@ -235,13 +237,15 @@ class CheckpointedRun : public std::enable_shared_from_this<CheckpointedRun> {
   ActivationCheckpointOptions options_;
   at::ThreadLocalState state_;
   std::vector<SavedMeta> saved_;
-  /// Locked again where a second run lets go of the first one's nodes.
+  /// Recursive, because a recomputation can destroy nodes of the first run,
+  /// which calls drop().
   std::recursive_mutex mutex_;
-  // By the backward pass that asked.
+  // The recomputed tensors, by the graph task id of the backward pass.
   std::map<int, Tensors> recomputed_;
 };
 
-// `some`: one of them tells the device.
+// Runs `forward` with checkpointing. If `some` starts with a CUDA tensor, the
+// generator of its device is recorded.
 Tensors run_checkpointed(
     const Forward& forward,
     const Tensors& some,

@@ -29,8 +29,8 @@ bool is_half(const at::Tensor& tensor) {
   return at::isReducedFloatingType(tensor.scalar_type());
 }
 
-// The norm of each tensor, added up in float32 at least: half precision cannot
-// hold the squares.
+// Returns the norm of each tensor, accumulated in float32 at least, because
+// half precision cannot hold the squares.
 at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
   if (std::none_of(tensors.begin(), tensors.end(), is_half)) {
     return at::stack(at::_foreach_norm(tensors, 2)).to(at::kDouble);
@@ -70,7 +70,8 @@ GradNorm::GradNorm(const std::vector<at::Tensor>& parameters) {
     return;
   }
   const auto all = norms_of(locals);
-  // On the meta device there are none: what follows only has to be done.
+  // Tensors on the meta device have no values. Zeros let the rest of the code
+  // run.
   const auto norms =
       all.is_meta() ? at::zeros({all.numel()}, at::kDouble) : all.cpu();
   size_t next = 0;

@@ -32,7 +32,8 @@ struct PrivateMember {
 auto& buffers_of(Module& module);
 template struct PrivateMember<&Module::buffers_>;
 
-// Recurrent modules read a flat list that they make of their parameters.
+// Recurrent modules read a flat list of their parameters, which the protected
+// reset_flat_weights() rebuilds.
 template <class Impl>
 struct FlatWeights : torch::nn::detail::RNNImplBase<Impl> {
   static void reset(Impl& impl) {
@@ -52,7 +53,6 @@ bool reset_flat_weights(Module& module) {
          reset(module.as<torch::nn::RNNImpl>());
 }
 
-// The member of a given name, if the type has one.
 template <class Impl>
 at::Tensor* own_member(Impl& impl, std::string_view name) {
   at::Tensor* found = nullptr;
@@ -100,7 +100,8 @@ at::Tensor* member_of_one(Module& module, std::string_view name) {
   return found;
 }
 
-// The member that forward() reads, for the types whose members are known.
+// Returns the member that forward() reads, or null for types whose members are
+// not known.
 at::Tensor* known_member(Module& module, std::string_view name) {
   using namespace torch::nn;
   return member_of_one<
@@ -142,7 +143,6 @@ std::string fqn_of(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// A parameter's or buffer's place in its module's table.
 at::Tensor* find_tensor(Module& module, const std::string& name) {
   if (auto* parameter = Tables::parameters(module).find(name)) {
     return parameter;

@@ -13,8 +13,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Parts that differ between ranks: what a tensor of global sizes is split into
-// that its mesh dims do not divide.
+// Returns true if local sizes may differ between ranks: a Shard has given
+// sizes, or a mesh dim does not divide the dim that it shards.
 bool is_uneven(const at::Tensor& dtensor) {
   const auto& spec = spec_of(dtensor);
   auto sizes = dtensor.sizes().vec();
@@ -57,7 +57,6 @@ struct LocalMap {
       bool uneven) const;
 };
 
-// The input as in_placements want it.
 at::Tensor LocalMap::place(
     const at::Tensor& input,
     size_t i,
@@ -108,7 +107,7 @@ bool LocalMap::cuts_an_output(size_t mesh_dim) const {
   });
 }
 
-// `inputs`: placed.
+// `inputs` are the results of place().
 Placements LocalMap::gradient_placements(
     const std::vector<at::Tensor>& inputs,
     size_t i,
@@ -147,7 +146,6 @@ Placements LocalMap::gradient_placements(
   return placements;
 }
 
-// Rows of a cut dim on all ranks of a mesh dim.
 std::vector<int64_t>
 exchange_rows(int64_t rows, const mesh::DeviceMesh& mesh, int64_t mesh_dim) {
   const auto mine = at::full({1}, rows, at::kLong);
@@ -156,7 +154,8 @@ exchange_rows(int64_t rows, const mesh::DeviceMesh& mesh, int64_t mesh_dim) {
   return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
 }
 
-// The global sizes of an output, and its cuts as they are.
+// Returns the global sizes of an output, computed from the local sizes of all
+// ranks. Replaces each chunked Shard by one with these sizes.
 std::vector<int64_t> agree_on_sizes(
     const at::Tensor& output,
     Placements& placements,

@@ -25,7 +25,8 @@ namespace {
 
 constexpr const char* kOptimizerOp = "optimizer_state_dict";
 
-/// One number of an optimizer, e.g. a learning rate, that reads and writes.
+/// A number of an optimizer, e.g. a learning rate, with functions to read and
+/// write it.
 struct Number {
   std::string name;
   at::ScalarType dtype;
@@ -33,7 +34,6 @@ struct Number {
   std::function<void(const std::vector<double>&)> set;
 };
 
-/// One tensor of an optimizer, e.g. a moment.
 struct Moment {
   std::string name;
   at::Tensor tensor;
@@ -43,10 +43,10 @@ struct Moment {
 struct StateOwner {
   const at::Tensor& parameter;
   const std::string& fqn;
-  /// A state that is to be loaded has one of it.
+  /// True if the state dict to be loaded has state for this parameter.
   bool is_held;
 
-  /// Whether what the first step would make is to be made now.
+  /// Returns true if the state that the first step would create is created now.
   bool learns() const { return parameter.requires_grad() || is_held; }
 };
 
@@ -120,8 +120,6 @@ std::vector<Number> adam_group(Options& options) {
       weight_decay_number(options)};
 }
 
-// Null if the optimizer knows nothing of a parameter for which nothing is to be
-// made.
 template <class State, class Slot>
 State* find_or_make(Slot& slot, bool is_to_be_made) {
   if (!is_to_be_made && !has_optimizer_state(slot.get())) {
@@ -133,9 +131,9 @@ State* find_or_make(Slot& slot, bool is_to_be_made) {
   return static_cast<State*>(slot.get());
 }
 
-// Lists a moment, if it is there. Where its parameter learns, one that the
-// first step would make is made now, of `value`; a frozen parameter keeps what
-// it has.
+// Adds a moment to `result` if it exists. If `is_to_be_made`, a missing moment
+// is created first, filled with `value`, as the first step would do. A frozen
+// parameter keeps the moments that it has.
 void list_moment(
     ParameterState& result,
     std::string name,
@@ -176,8 +174,8 @@ ParameterState adam_state(
   return result;
 }
 
-// The first step would copy the gradient into the momentum; zeros give the
-// same unless the gradient is dampened.
+// Creates a missing momentum as zeros. The first step would copy the gradient
+// into it; zeros give the same unless the gradient is dampened.
 template <class Slot>
 ParameterState sgd_state(
     torch::optim::SGDOptions& options,
@@ -312,7 +310,6 @@ ParameterState read_state(
 
 using NamedOptions = std::vector<std::pair<const char*, double>>;
 
-// The options with which a step updates a parameter, of each supported type.
 NamedOptions named_options(const torch::optim::OptimizerOptions& options) {
   namespace optim = torch::optim;
   const auto adam = [](const auto& of) -> NamedOptions {
@@ -367,9 +364,10 @@ std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
   return names;
 }
 
-/// Visits every parameter that the optimizer and the module share. Of those
-/// that learn, or of which `holds` says that there is a state, what the first
-/// step would make is made.
+/// Visits the state of every parameter of the optimizer. State that the first
+/// step would create is created for parameters that require a gradient and for
+/// those for which `holds` returns true. Throws if a parameter is not one of
+/// the module.
 void for_each_state(
     torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module,
@@ -389,7 +387,7 @@ void for_each_state(
           " that is not a parameter of the module. Pass the module whose "
           "parameters() it was made with.");
       auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
-      // An empty one would be taken for a state by the next step.
+      // The optimizer's next step would take an empty slot for a state.
       const auto drop_empty = c10::make_scope_exit([&] {
         if (!slot) {
           optimizer.state().erase(parameter.unsafeGetTensorImpl());
@@ -404,7 +402,6 @@ void for_each_state(
   }
 }
 
-/// The parameters' names, and which group of the optimizer each is in.
 std::vector<std::pair<std::string, size_t>> groups_of(
     const torch::optim::Optimizer& optimizer,
     const torch::nn::Module& module) {
@@ -448,7 +445,8 @@ const at::Tensor& entry(const StateDict& state, const std::string& key) {
   return found->second;
 }
 
-/// What follows the prefix in the keys of a state, but no names of modules.
+/// Returns the rest of each key that starts with `prefix`. Rests with a dot are
+/// left out: they belong to another parameter, in a module of that name.
 std::vector<std::string> names_after(
     const StateDict& state,
     const std::string& prefix) {
@@ -520,7 +518,8 @@ void take_moment(
 } // namespace
 
 bool has_optimizer_state(const torch::optim::OptimizerParamState* state) {
-  // Adagrad makes what its first step begins with when it is made itself.
+  // Adagrad's constructor already creates the state, so it counts only after
+  // the first step.
   const auto* adagrad =
       dynamic_cast<const torch::optim::AdagradParamState*>(state);
   return state && (!adagrad || adagrad->step() != 0);
@@ -576,7 +575,7 @@ bool holds_state(const StateDict& state, const std::string& fqn) {
 void check_numbers_of_groups(
     const std::vector<std::pair<std::string, size_t>>& groups,
     const StateDict& state) {
-  // The first parameter of a group that has the number.
+  // The first parameter with a number, by group and name of the number.
   std::map<std::pair<size_t, std::string>, std::string> firsts;
   for (const auto& [fqn, group] : groups) {
     for (const auto& name : names_after(state, "param_groups." + fqn + ".")) {

@@ -58,7 +58,8 @@ bool is_placed(const at::Tensor& tensor) {
 
 namespace {
 
-// Who keeps something computed from `tensor` sees that `view` was written to.
+// Returns `view` with the version counter of `tensor`, so that caches of values
+// computed from `tensor` detect writes to `view`.
 at::Tensor with_version_of(const at::Tensor& tensor, at::Tensor view) {
   if (!tensor.is_inference() && !view.is_inference()) {
     view.unsafeGetTensorImpl()->set_version_counter(

@@ -22,7 +22,9 @@ bool is_ready(const DTensorImpl& impl) {
   return !impl.deferred && !impl.copied_view;
 }
 
-// Such a tensor may not be written to, which not every rank's part shows.
+// Returns true if elements of the tensor share memory, so that it must not be
+// written to. The global strides decide, because the local part need not show
+// it on every rank.
 bool overlaps(DTensorImpl& impl) {
   return !impl.is_non_overlapping_and_dense() &&
          at::has_internal_overlap(&impl) == at::MemOverlap::Yes;
@@ -215,7 +217,7 @@ const DTensorSpec* ForeachCall::spec_at(size_t index) const {
   return impl ? &impl->spec() : nullptr;
 }
 
-// With a scale, the op divides the gradients by it in place.
+// Returns true if the op divides the gradients by a scale, in place.
 bool ForeachCall::scales_gradients() const {
   const auto index = op_.schema().argumentIndexWithName("grad_scale");
   return index && arguments_[*index].isTensor();
@@ -232,15 +234,15 @@ void ForeachCall::check_lengths() const {
         other == length || other == 0,
         "[",
         op_.schema().name(),
-        "] len(",
+        "] ",
         op_.schema().arguments()[i].name(),
-        ") == len(",
-        op_.schema().arguments()[first_list_].name(),
-        "): ",
+        ": got ",
         other,
-        " vs ",
+        " tensors, expected the ",
         length,
-        ". Give lists of one length. (",
+        " of ",
+        op_.schema().arguments()[first_list_].name(),
+        ". (",
         describe_rank(),
         ")");
   }
@@ -310,7 +312,7 @@ at::Tensor ForeachCall::aligned(size_t argument, size_t index) const {
         "differs in shape from the first list's tensor. Pass tensors of equal "
         "shapes");
   }
-  // A first tensor on no mesh is replicated.
+  // If the first list's tensor is on no mesh, it counts as replicated.
   return aligned_part(
       argument,
       index,

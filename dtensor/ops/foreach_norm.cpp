@@ -17,8 +17,9 @@
 namespace weft::dtensor {
 namespace {
 
-// How the norms of parts become the full tensor's: sums of powers, or for order
-// 0 (the number of elements that are not 0) sums, or extrema.
+// The reduction that joins the norms of parts to the full tensor's norm: a sum
+// of powers, for order 0 (the number of elements that are not 0) a sum, for
+// infinite orders a maximum or minimum.
 struct Join {
   explicit Join(double p) : order(p) {}
 
@@ -29,7 +30,6 @@ struct Join {
            : order > 0    ? ReduceOp::kMax
                           : ReduceOp::kMin;
   }
-  // What a part of no elements adds.
   double neutral() const {
     return order == -INFINITY || (order < 0 && uses_powers()) ? INFINITY : 0.0;
   }
@@ -37,7 +37,6 @@ struct Join {
   double order;
 };
 
-// Tensors of one dtype, shard over the same dims of one mesh.
 struct Group {
   mesh::DeviceMesh mesh;
   std::vector<int64_t> cut;
@@ -75,7 +74,8 @@ void add_to_group(
   group->members.push_back(member);
 }
 
-// Collective: the ranks of the mesh dims that cut the group.
+// Joins the norms of a group's tensors.
+// Collective: the ranks of the mesh dims that shard the group.
 void join_group(
     const Group& group,
     const Join& join,
@@ -96,12 +96,14 @@ void join_group(
   }
   const auto whole = joined.to(group.dtype).unbind();
   for (size_t k = 0; k < group.members.size(); ++k) {
-    // A tensor of its own: writing to one norm must not change another.
+    // The clone has memory of its own, so that writing to one norm does not
+    // change another.
     norms[group.members[k]] = whole[k].clone();
   }
 }
 
-// This rank's part, nothing pending: Partial sums have no norm yet.
+// Returns this rank's part under `spec`, which is without Partial, because the
+// norms of a Partial's terms cannot be joined.
 at::Tensor part_of(const at::Tensor& self, const DTensorSpec& spec) {
   const auto& from = spec_of(self);
   if (from == spec) {
@@ -118,7 +120,9 @@ at::Tensor part_of(const at::Tensor& self, const DTensorSpec& spec) {
       "aten::_foreach_norm");
 }
 
-// The norms of parts in one call, but for parts that have none.
+// Computes the norms of parts, in one call if possible. libtorch has no
+// infinite or negative norm of an empty tensor, so an empty part then gets the
+// neutral norm.
 std::vector<at::Tensor> part_norms(
     const std::vector<at::Tensor>& parts,
     const Join& join,

@@ -20,21 +20,23 @@
 
 // Note [Foreach ops]
 // ~~~~~~~~~~~~~~~~~~
-// An op on lists computes on the i-th tensors of its lists together, and each
-// group of i-th tensors may lie on another mesh than the next one. Three ways:
-// - Elementwise ops whose i-th tensors all lie alike, with nothing pending, run
-//   in one call on the local tensors: the way of optimizers.
+// An op on lists computes on the i-th tensors of its lists together. Each group
+// of i-th tensors may be on another mesh. There are three ways:
+// - An elementwise op whose i-th tensors all have the same spec, without
+//   Partial, runs in one call on the local tensors. Optimizers use this way.
 // - In all other cases a foreach op does what libtorch's own fallback does: it
-//   calls the op on single tensors that it stands for, whose rule knows what
-//   moves and which pending reductions may wait.
-// - The steps of fused optimizers have no such form: dtensor/ops/fused_steps.h.
+//   calls the op for single tensors, whose rule decides which inputs are
+//   redistributed and which reductions stay pending.
+// - The steps of fused optimizers have no form for single tensors. See
+//   dtensor/ops/fused_steps.h.
 
 namespace weft::dtensor {
 namespace {
 
 using Stack = torch::jit::Stack;
 
-// libtorch's own foreach kernel: a loop over the op on single tensors.
+// Runs libtorch's own foreach kernel, which loops over the op for single
+// tensors.
 void run_each(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -47,8 +49,8 @@ void run_each(
       c10::DispatchKey::CompositeExplicitAutograd, *stack);
 }
 
-// What the results of an elementwise op look like: the tensors of its first
-// list, which the arguments are about to lose.
+// The metadata of a result of an elementwise op: that of the first list's
+// tensor. It is read before to_locals() replaces the arguments.
 struct ResultMeta {
   DTensorSpec spec;
   c10::DimVector sizes;
@@ -137,9 +139,10 @@ at::Tensor to_full(const at::Tensor& tensor, const std::string& name) {
               : tensor;
 }
 
-// libtorch's functional form of an op that writes: copies, and the op on those.
-// What the op does not move, as it writes to it, is brought to where the first
-// list's tensors lie before; numbers to every rank.
+// Runs libtorch's functional form of an op that writes: it copies the arguments
+// and runs the op on the copies. The op cannot redistribute tensors that it
+// writes to, so they get the placements of the first list's tensors before.
+// Tensors without dims and single tensors are replicated.
 void run_functional(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -176,8 +179,8 @@ void run_functional(
 
 // ---- gradient scalers -------------------------------------------------------
 
-// The meshes whose dims cut some of the gradients: ranks of those see other
-// parts, and have to agree on what they saw.
+// The dims of a mesh that shard some of the gradients. Ranks along them see
+// different parts and must agree on what they found.
 struct Cuts {
   mesh::DeviceMesh mesh;
   std::vector<bool> dims;
@@ -235,7 +238,8 @@ void run_unscale(
 
 // ---- registration -----------------------------------------------------------
 
-// Ops on elements at the same place: those run on the parts as they are.
+// Returns the elementwise ops, which can run on local tensors without
+// communication.
 const std::set<std::string_view>& elementwise_names() {
   static const std::set<std::string_view> names{
       "abs",   "acos",       "add",       "addcdiv",   "addcmul", "asin",

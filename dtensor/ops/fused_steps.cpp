@@ -24,8 +24,8 @@ using Stack = torch::jit::Stack;
 
 // ---- any step ---------------------------------------------------------------
 
-// The lists of tensors of a fused step, which are plain by now, in whole
-// vectors.
+// The tensor lists of a fused step, rearranged into complete vectors. The
+// tensors must be plain. See Note [Whole vectors].
 class FusedLists {
  public:
   explicit FusedLists(const ForeachCall& call, const c10::OperatorHandle& op) {
@@ -92,8 +92,9 @@ void run_fused(
 
 // ---- the step of a training loop --------------------------------------------
 
-// The local tensors of a list, which outlives this. No reference is counted:
-// for five lists of a hundred that takes as long as all checks.
+// The local tensors of a list, which must outlive this object. References are
+// not counted, because for five lists of a hundred tensors that takes as long
+// as all checks.
 class LocalTensors {
  public:
   explicit LocalTensors(at::TensorList list) {
@@ -118,8 +119,8 @@ class LocalTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-// Whether all parameters are DTensors of whole vectors, and nobody watches
-// their writes.
+// Returns true if all parameters are DTensors that can be used as they are and
+// consist of complete vectors, and no writes to them are watched.
 bool are_simple(at::TensorList parameters) {
   const void* mesh = nullptr;
   for (const auto& parameter : parameters) {
@@ -138,8 +139,8 @@ bool are_simple(at::TensorList parameters) {
   return true;
 }
 
-// Whether an argument is a list whose tensors are placed as the parameters do,
-// or a number.
+// Returns true if an argument is a number, a missing tensor, or a list whose
+// tensors have the placements of the parameters.
 bool is_simple(at::TensorList list, at::TensorList parameters) {
   if (list.empty()) {
     return true;
@@ -169,8 +170,9 @@ const Argument& local(const Argument& argument) {
   return argument;
 }
 
-// A step by its signature: to box five lists of a hundred tensors takes longer
-// than the step of small ones. What is not simple goes the way of any step.
+// The kernel of a step with the op's own signature, because boxing five lists
+// of a hundred tensors takes longer than the step of small ones. Calls that are
+// not simple are boxed and passed to run_fused().
 template <class Op, class Signature = typename Op::schema>
 struct UnboxedStep;
 

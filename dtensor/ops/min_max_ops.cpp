@@ -1,4 +1,4 @@
-// The largest and smallest of cut dims and their places, see
+// Maxima and minima along sharded dims, and their indices. See
 // Note [Cross-shard reductions].
 
 #include <limits>
@@ -22,7 +22,6 @@ struct MinMax {
 
 constexpr int64_t kNoIndex = std::numeric_limits<int64_t>::max();
 
-// What no element is beyond.
 at::Scalar neutral(at::ScalarType dtype, bool largest) {
   if (at::isFloatingType(dtype)) {
     const double infinity = std::numeric_limits<double>::infinity();
@@ -42,8 +41,8 @@ MinMax along(const at::Tensor& tensor, int64_t dim, bool keepdim, bool max) {
   return {values, indices};
 }
 
-// The better of every rank's pair: of equal values, and of NaNs, the first in
-// the whole.
+// Selects the best of all ranks' pairs. Among equal values, and among NaNs, it
+// is the one with the smallest global index.
 MinMax choose(const MinMax& all, bool max) {
   const auto best = max ? at::amax(all.values, 0) : at::amin(all.values, 0);
   auto chosen = all.values.eq(best);
@@ -66,7 +65,8 @@ MinMax join(MinMax part, const CrossShardReduction& reduction, bool max) {
   return part;
 }
 
-// This rank's pair along one dim, with the index in the whole dim.
+// Returns this rank's maximum or minimum along one dim, with its index in the
+// global dim.
 MinMax local_extremum(
     const CrossShardReduction& reduction,
     c10::IntArrayRef global_sizes,
@@ -120,7 +120,8 @@ min_dim(const at::Tensor& self, int64_t dim, bool keepdim) {
   return extremum_dim(self, dim, keepdim, false);
 }
 
-// The index in the full tensor, laid out flat, of one in this rank's box.
+// Converts an index in this rank's flattened box to the index in the flattened
+// full tensor.
 int64_t
 whole_index(int64_t index, const LocalBox& box, c10::IntArrayRef global_sizes) {
   int64_t whole = 0;
@@ -133,7 +134,8 @@ whole_index(int64_t index, const LocalBox& box, c10::IntArrayRef global_sizes) {
   return whole;
 }
 
-// The pair of the full tensor.
+// Returns the maximum or minimum of this rank's part, with its index in the
+// flattened full tensor.
 MinMax flat_extremum(
     const CrossShardReduction& reduction,
     c10::IntArrayRef global_sizes,

@@ -1,4 +1,4 @@
-// Norms over cut dims, see Note [Cross-shard reductions].
+// Norms over sharded dims. See Note [Cross-shard reductions].
 
 #include <cmath>
 #include <limits>
@@ -14,7 +14,9 @@
 namespace weft::dtensor {
 namespace {
 
-// A part of no elements has no largest one, but leaves the others' alone.
+// Returns the norm of this rank's part. libtorch has no infinite or negative
+// norm of an empty tensor, so an empty part gets the neutral value of the
+// reduction.
 at::Tensor local_norm(
     const CrossShardReduction& reduction,
     double order,
@@ -30,8 +32,6 @@ at::Tensor local_norm(
   return at::linalg_vector_norm(local, order, reduction.dims, keepdim, dtype);
 }
 
-// The parts' norms joined: for order p (sum of n^p)^(1/p), for 0 their sum, for
-// inf and -inf their max and min.
 at::Tensor join_norms(
     at::Tensor norm,
     const CrossShardReduction& reduction,

@@ -19,7 +19,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Only Partial sums and averages change their sign term by term.
+// Returns a spec under which each rank can negate its local tensor. That is
+// possible for Partial sums and averages; other Partials become Replicate.
 DTensorSpec negatable(const DTensorSpec& spec) {
   auto placements = spec.placements();
   for (auto& placement : placements) {
@@ -31,7 +32,8 @@ DTensorSpec negatable(const DTensorSpec& spec) {
   return spec.with(placements);
 }
 
-// Its values on this rank, brought to `spec`.
+// Returns this rank's values under `spec`. A tensor on no mesh is not
+// redistributed.
 at::Tensor local_of(const at::Tensor& tensor, const DTensorSpec& spec) {
   const auto* impl = dtensor_impl(tensor);
   if (!impl) {
@@ -57,7 +59,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
       " is sharded: no rank has its value. Use full_tensor(x).item(). (",
       spec.mesh().describe_rank(),
       ")");
-  // Of no dims, as losses and norms are, it is reduced.
+  // A Partial without dims, such as a loss or a norm, is reduced below.
   TORCH_CHECK_VALUE(
       self.dim() == 0 || !spec.has_partial(),
       "[item] ",
@@ -105,8 +107,8 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-// A view with the strides libtorch worked out already; the local tensor works
-// out its own.
+// Ignores the strides that libtorch has computed for the full tensor, because
+// view() computes those of the local tensor.
 at::Tensor reshape_alias(
     const at::Tensor& self,
     c10::SymIntArrayRef size,
@@ -115,8 +117,8 @@ at::Tensor reshape_alias(
   return self.view_symint(size);
 }
 
-// Every squeeze is squeeze.dims, which has a rule: without the dims' names a
-// local size of 1 would be taken for a global one.
+// Every squeeze becomes squeeze.dims, which has a rule. Without explicit dims,
+// a local size of 1 would be taken for a global one.
 at::Tensor squeeze(const at::Tensor& self) {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<int64_t> dims(self.dim());
@@ -131,8 +133,9 @@ at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) {
 
 // --- lazy views --------------------------------------------------------------
 
-// A local tensor that is only marked as conjugated or negated would be sent as
-// it lies in memory: values are computed at once, and the view is a copy.
+// Computes the values of a lazy view at once and returns a copied view. A local
+// tensor that is only marked as conjugated or negated would be sent with the
+// values in its memory.
 at::Tensor lazy_view(
     const at::Tensor& self,
     const DTensorSpec& spec,

@@ -1,5 +1,4 @@
-// Variances and logarithms of sums over cut dims, see
-// Note [Cross-shard reductions].
+// Variances and logsumexp over sharded dims. See Note [Cross-shard reductions].
 
 #include <optional>
 #include <tuple>
@@ -16,7 +15,7 @@ namespace {
 
 using MaybeScalar = std::optional<at::Scalar>;
 
-// Count, mean and sum of squared deviations of a part.
+// The count, the mean and the sum of squared deviations of a part.
 struct Moments {
   at::Tensor counts;
   at::Tensor means;
@@ -43,7 +42,7 @@ Moments local_moments(const CrossShardReduction& reduction, bool keepdim) {
   return moments;
 }
 
-// All ranks' of one mesh dim in one.
+// Joins the moments of all ranks of one mesh dim.
 // Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise
 // algorithm for computing sample variances, 1979.
 Moments join(
@@ -138,7 +137,7 @@ std::tuple<at::Tensor, at::Tensor> std_mean(
   return {deviation(both.variance), both.mean};
 }
 
-// Nothing at all has the logarithm of a sum of no terms: -inf.
+// A part without elements contributes -inf, the logarithm of a sum of no terms.
 at::Tensor
 logsumexp(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -13,7 +13,8 @@ int64_t vector_elements(const at::Tensor& tensor) {
   return static_cast<int64_t>(kVectorBytes / tensor.element_size());
 }
 
-// Whether element i of one is at the place of element i of the other in memory.
+// Returns true if the tensors are dense and their i-th elements are at the same
+// offset in memory.
 bool is_alike(const at::Tensor& tensor, const at::Tensor& first) {
   return tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
          tensor.sizes() == first.sizes() &&
@@ -28,7 +29,7 @@ at::Tensor as_row(const at::Tensor& tensor) {
 } // namespace
 
 bool WholeVectors::is_whole(const at::Tensor& tensor) {
-  // Asked of every parameter in every step: no division.
+  // This is called for every parameter in every step, so it avoids a division.
   return static_cast<size_t>(tensor.numel()) * tensor.element_size() %
              kVectorBytes ==
          0;

@@ -15,7 +15,7 @@ namespace weft::dtensor {
 namespace {
 
 // Calls row(local_offset, global_index, length) for each run of elements that
-// lie side by side in both the box and the full tensor.
+// are adjacent in both the box and the full tensor.
 template <class Row>
 void for_each_row(
     const LocalBox& box,
@@ -48,7 +48,7 @@ void for_each_row(
   }
 }
 
-// Makes some blocks of numbers, from one on.
+// A function that computes `blocks` blocks of numbers from block `first` on.
 template <class T>
 struct BlockMaker {
   void (*make)(uint64_t seed, uint64_t stream, uint64_t first, T* numbers);
@@ -61,7 +61,8 @@ void one_block(uint64_t seed, uint64_t stream, uint64_t at, T* out) {
   std::ranges::copy(block.*numbers, out);
 }
 
-// Short rows far from each other want few numbers of many blocks.
+// Returns true if blocks should be computed one at a time: short rows that are
+// far apart need few numbers from many blocks.
 bool wants_single_blocks(const LocalBox& box, c10::IntArrayRef global_sizes) {
   const int64_t row = box.sizes.empty() ? 1 : box.sizes.back();
   const int64_t width = global_sizes.empty() ? 1 : global_sizes.back();
@@ -86,15 +87,15 @@ BlockMaker<uint32_t> maker_of_words(bool single) {
   return {word_blocks, kBlocksAtOnce};
 }
 
-// Vector body and tail take the same path, so an element's value never depends
-// on its neighbours. Rows that lie one behind the other in the whole are one.
+// Fills elements from blocks of random numbers. Vector body and tail take the
+// same path, so an element's value never depends on its neighbors.
 template <class Number>
 class Filler {
  public:
   Filler(RandomKey key, const BlockMaker<Number>& maker)
       : key_(key), maker_(maker) {}
 
-  // The elements [global, global + length) of the whole.
+  // Fills the elements [global, global + length) of the full tensor.
   template <class T, class Convert>
   void fill(T* data, int64_t global, int64_t length, const Convert& convert) {
     while (length > 0) {
@@ -110,7 +111,8 @@ class Filler {
   }
 
  private:
-  // Short rows share what was made for the one before.
+  // Returns the numbers from element `global` on, and sets left_ to their
+  // count. Short rows reuse the blocks that were computed for the row before.
   const Number* numbers_from(int64_t global) {
     const int64_t count = 4 * maker_.blocks;
     if (begin_ < 0 || global < begin_ || global >= begin_ + count) {

@@ -1,5 +1,5 @@
-// Loops over arrays that the compiler makes vectors of. Whatever it chooses,
-// the bits are the same: see Note [Same bits everywhere].
+// Loops over arrays, which the compiler vectorizes. The bits do not depend on
+// the vector width: see Note [Same bits everywhere].
 
 #include "dtensor/random/random_blocks.h"
 
@@ -52,8 +52,8 @@ next_words(Words& w, uint64_t seed, uint64_t stream, uint64_t first) {
   run_rounds(w, seed);
 }
 
-// log_of_fraction() without branches. Up to 2^24 is a float exactly, and floats
-// have the narrower exponent, which vectors can convert.
+// Computes log_of_fraction() without branches. Integers up to 2^24 are exact as
+// floats, and vector instructions can convert a float's narrower exponent.
 WEFT_INLINE double vector_log(uint32_t n) {
   const auto bits =
       std::bit_cast<int32_t>(static_cast<float>(static_cast<int32_t>(n)));
@@ -65,7 +65,7 @@ WEFT_INLINE double vector_log(uint32_t n) {
   return plus(times(exponent - 24, 0.6931471805599453), log_near_one(m));
 }
 
-// sin_cos_of_turn() without branches.
+// Computes sin_cos_of_turn() without branches.
 WEFT_INLINE SinCos vector_sin_cos(uint32_t n) {
   const uint32_t quarter = (n + (1U << 21)) >> 22;
   const SinCos rest = sin_cos_near_zero(

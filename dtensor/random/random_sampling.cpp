@@ -24,11 +24,12 @@ double unit_of(uint64_t bits) {
   return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }
 
-// The numbers of one element. A distribution's algorithm that rejects some goes
-// on to the next block; 2^40 elements have blocks of their own.
+// The random numbers of one element. The first ones are from the block with the
+// element's index. An algorithm that rejects numbers continues with blocks at a
+// distance of 2^40, so up to 2^40 elements have blocks of their own.
 class ElementRandom {
  public:
-  /// `first`, `second`: of bits_of_blocks() for the element.
+  /// `first` and `second` are the results of bits_of_blocks() for the element.
   ElementRandom(
       RandomKey key,
       uint64_t element,
@@ -47,7 +48,7 @@ class ElementRandom {
     return pair_[--left_];
   }
 
-  /// U(0, 1), never 0 or 1.
+  /// Draws from U(0, 1), never 0 or 1.
   double uniform() { return unit_of(bits()); }
 
   double normal() {
@@ -62,15 +63,15 @@ class ElementRandom {
   int left_ = 2;
 };
 
-// The first random bits of some elements, whose indices lie side by side in
-// memory; those after `count` are of no element.
+// The first random bits of up to kBlocksAtOnce elements. If there are fewer
+// elements, the other entries have no meaning.
 struct Bits {
   uint64_t elements[kBlocksAtOnce] = {};
   uint64_t first[kBlocksAtOnce];
   uint64_t second[kBlocksAtOnce];
 };
 
-// use(bits, begin, count) for kBlocksAtOnce elements at a time.
+// Calls use(bits, begin, count) for up to kBlocksAtOnce elements at a time.
 template <class Use>
 void for_each_bits(const at::Tensor& indices, RandomKey key, const Use& use) {
   const auto* index = indices.const_data_ptr<int64_t>();
@@ -85,7 +86,6 @@ void for_each_bits(const at::Tensor& indices, RandomKey key, const Use& use) {
   }
 }
 
-// sample(random, i) for each element.
 template <class T, class Sample>
 at::Tensor
 for_each(const at::Tensor& indices, RandomKey key, const Sample& sample) {
@@ -103,7 +103,7 @@ for_each(const at::Tensor& indices, RandomKey key, const Sample& sample) {
   return result;
 }
 
-// sample(log(U(0, 1))) for each element.
+// Returns sample(log(u)) for each element, with u from U(0, 1).
 template <class Sample>
 at::Tensor
 for_each_log(const at::Tensor& indices, RandomKey key, const Sample& sample) {
@@ -123,7 +123,7 @@ for_each_log(const at::Tensor& indices, RandomKey key, const Sample& sample) {
   return result;
 }
 
-// number(block, lane) for each element: four elements have a block.
+// Returns number(block, lane) for each element. Four elements share a block.
 template <class Number>
 at::Tensor for_each_number(const at::Tensor& indices, const Number& number) {
   const auto result = at::empty_like(indices, at::kDouble);
@@ -173,7 +173,7 @@ double poisson(ElementRandom& random, double rate) {
   }
 }
 
-// Adds up the gaps between successes, each geometric.
+// Adds up the geometrically distributed gaps between successes.
 double binomial_by_gaps(ElementRandom& random, double count, double p) {
   const double log_q = std::log1p(-p);
   double successes = 0;
@@ -187,7 +187,7 @@ double binomial_by_gaps(ElementRandom& random, double count, double p) {
   }
 }
 
-// For p <= 1/2 and count * p >= 10.
+// Algorithm BTRS, for p <= 1/2 and count * p >= 10.
 double binomial_by_rejection(ElementRandom& random, double count, double p) {
   const double spq = std::sqrt(count * p * (1 - p));
   const double b = 1.15 + 2.53 * spq;
@@ -299,8 +299,8 @@ at::Tensor sample_integers(
   for_each_bits(
       indices, key, [&](const Bits& bits, int64_t begin, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
-          // The upper half of the product: as even as the remainder, and no
-          // division.
+          // The upper half of the product is as even as the remainder and needs
+          // no division.
           const uint64_t above =
               range == 0 ? bits.first[i] : high_product(bits.first[i], range);
           out[begin + i] =

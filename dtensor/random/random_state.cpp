@@ -18,7 +18,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Of a root mesh. A rank has one, its threads (autograd's) share it.
+// The random state of a root mesh. All threads of a rank (e.g. autograd's)
+// share it.
 struct SharedState {
   std::mutex mutex;
   RandomState state;
@@ -48,7 +49,7 @@ std::shared_ptr<RandomStateRecorder> within_current(
   return starts;
 }
 
-// With the state locked.
+// Returns the next key and advances the sequence. The caller holds the lock.
 RandomKey take_key(const mesh::DeviceMesh& mesh, SharedState& shared) {
   if (auto* starts = current_starts()) {
     starts->note(mesh.root(), shared.state, shared.batch);
@@ -56,7 +57,7 @@ RandomKey take_key(const mesh::DeviceMesh& mesh, SharedState& shared) {
   return {shared.state.seed, shared.state.sequence++};
 }
 
-// The tensor as the part that it is of one of the global batch.
+// Converts the part to a part of the global batch's tensor. See RandomScope.
 void place_in_batch(RandomPart& part, const RandomBatch& batch) {
   const auto dim = static_cast<size_t>(batch.dim);
   if (batch.samples <= 0 || dim >= part.global_sizes.size() ||
@@ -161,7 +162,8 @@ at::Tensor RandomPart::indices() const {
   auto result = at::empty(local_sizes, at::kLong);
   auto* out = result.mutable_data_ptr<int64_t>();
   const auto strides = row_major_strides(global_sizes);
-  // All positions of the dims from `dim` on, behind `before` of those in front.
+  // Writes the index of every combination of positions in the dims from `dim`
+  // on. `before` is the sum over the dims in front of it.
   const auto write = [&](const auto& self, size_t dim, int64_t before) -> void {
     if (dim == ranges.size()) {
       *out++ = before;

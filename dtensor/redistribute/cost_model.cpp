@@ -6,19 +6,20 @@
 
 // Note [Redistribution cost model]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A collective costs what mesh/link_cost.h says for the bytes of the whole
-// group, a step that moves nothing next to nothing: enough to prefer fewer
-// steps and smaller copies among plans that send the same. Prices depend on
-// global sizes and the table of links alone, never on this rank's coordinate:
-// all ranks of a mesh choose alike.
+// The cost of a collective is what mesh/link_cost.h computes for the bytes of
+// the whole group. A step without communication costs very little: enough to
+// prefer fewer steps and smaller copies among plans that send the same. Costs
+// depend on global sizes and the table of link costs only, never on this rank's
+// coordinate, so all ranks of a mesh choose the same plan.
 
 namespace weft::dtensor {
 namespace {
 
 constexpr double kStepUs = 0.05;
 constexpr double kCopyUsPerByte = 1e-6;
-// Only to add in place to a Partial sum: elsewhere it would put a reduction
-// off to a place that nobody asked for.
+// The cost of creating a Partial, which would postpone a reduction that was not
+// asked for. Only an in-place add to a Partial sum, which has no other
+// strategy, accepts it.
 constexpr double kLastResort = 1e30;
 
 mesh::Collective collective_of(StepKind kind) {

@@ -10,14 +10,15 @@
 
 // Note [From mesh to mesh]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// A tensor on a slice of a mesh is the same on all of the mesh with Replicate
-// along the dims that the slice leaves out: each of the slices has the whole,
-// and all are taken to have the same. So between a mesh and its slices a plan
-// of the larger mesh does it, and changing the mesh itself moves nothing.
+// A tensor on a slice of a mesh equals a tensor on the full mesh with Replicate
+// along the dims that the slice leaves out: all parallel slices are assumed to
+// hold the same values. So a redistribution between a mesh and its slice is a
+// plan on the larger mesh, and the change of the mesh itself sends nothing.
 // Between two meshes over the same ranks (other dims, another order, another
-// root) reductions are taken first, then one exchange over all of them brings
-// to each rank what it lacks. Between slices that share only some ranks the way
-// leads through their roots, which all have every rank of the world.
+// root), Partials are reduced first. Then one exchange over all ranks sends
+// each rank the data that it lacks. Between slices that share only some ranks,
+// the redistribution goes through their roots, which all have every rank of the
+// world.
 
 namespace weft::dtensor {
 namespace {
@@ -31,7 +32,8 @@ bool is_slice_of(const DeviceMesh& slice, const DeviceMesh& mesh) {
          });
 }
 
-// The spec on a mesh that its own is a slice of.
+// Returns the spec on `mesh`, of which the spec's own mesh is a slice. The
+// other dims are Replicate.
 DTensorSpec widened(const DTensorSpec& spec, const DeviceMesh& mesh) {
   Placements placements(mesh.ndim());
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
@@ -66,9 +68,11 @@ std::vector<Region> regions_of_ranks(
   return regions;
 }
 
-// Not where all ranks merely keep parts of what they have. All answer alike.
+// Returns false if every rank only keeps parts of what it has. The result is
+// identical on all ranks.
 bool moves_anything(const ExchangeMap& map, int64_t ranks) {
-  constexpr int64_t kMaxRanks = 64; // Looking compares all pairs.
+  // busiest() compares all pairs of ranks, so larger groups always communicate.
+  constexpr int64_t kMaxRanks = 64;
   return ranks > kMaxRanks || map.busiest() > 0;
 }
 

@@ -12,13 +12,12 @@ namespace {
 
 using Dims = std::vector<int64_t>;
 
-// Into a common message and out of it, at 20 GB/s each.
+// The time to copy a byte into a common message and out of it, at 20 GB/s each.
 constexpr double kPackUsPerByte = 1e-4;
 
-// What the largest part has left of `size` rows after `cuts`.
 int64_t largest_part(const DimShards& cuts, int64_t size) {
   for (const auto& cut : cuts) {
-    // By the chunk rule, that of rank 0.
+    // By the chunk rule, rank 0 has the largest part.
     size = cut.sizes.empty() ? shard_length(cut, size, 0)
                              : std::ranges::max(cut.sizes);
   }
@@ -70,7 +69,8 @@ int64_t PlanCosts::ranks_of(const Dims& dims) const {
   return ranks;
 }
 
-// Bytes of the largest part under the cuts by mesh dims other than `dims`.
+// Returns the bytes of the largest part under the shards of mesh dims other
+// than `dims`.
 double PlanCosts::largest_bytes(const Placements& placements, const Dims& dims)
     const {
   double bytes = element_size_;
@@ -127,7 +127,8 @@ void PlanCosts::set_cost(PlanStep& step) const {
     step.bytes = largest_bytes(step.from, step.mesh_dims);
   }
   if (step.kind == StepKind::kAllToAll && step.mesh_dims.size() > 1) {
-    // What a rank keeps is not sent: as if it were one part of `ranks`.
+    // step_us() expects that a rank keeps one of `ranks` parts. busiest_bytes()
+    // has only the bytes that are sent, so they are scaled.
     step.bytes = busiest_bytes(step) * static_cast<double>(ranks) /
                  static_cast<double>(ranks - 1);
   }
@@ -158,7 +159,8 @@ double redistributed_bytes(
 
 bool is_cheaper_coalesced(
     const std::vector<std::shared_ptr<const RedistributePlan>>& plans) {
-  // Messages in the order in which each plan sends them.
+  // The communicating steps of all plans. Round i has the i-th message of each
+  // plan.
   std::vector<std::vector<const PlanStep*>> rounds;
   for (const auto& plan : plans) {
     size_t round = 0;

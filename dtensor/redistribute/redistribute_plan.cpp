@@ -43,12 +43,13 @@ bool is_last(const DimShards& cuts, int64_t mesh_dim) {
 
 // Note [Steps of a redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Every step changes one mesh dim's placement. Shards of a tensor dim are
-// undone from the last in their order to the first (see Note [Order of
-// shards]), down to those that the target begins with too, and the target's are
-// put behind them in its order: so no step changes what another mesh dim's cut
-// is. Only placements and the mesh's shape decide, never sizes or a coordinate:
-// all ranks of the mesh take the same steps.
+// Every step changes the placement of one mesh dim. The shards of a tensor dim
+// are gathered from the last in their order to the first (see
+// Note [Order of shards]), except for those with which the target begins as
+// well. Then the other shards of the target are added behind these in their
+// order. So no step changes the meaning of another mesh dim's shard. The steps
+// depend on placements and the mesh's shape only, never on sizes or a
+// coordinate, so all ranks of the mesh take the same steps.
 class Planner {
  public:
   Planner(const DTensorSpec& from, const DTensorSpec& to)
@@ -82,7 +83,7 @@ class Planner {
     return dim_shards(current_, shape_, tensor_dim);
   }
 
-  // How many of the first cuts are the target's first ones.
+  // Returns how many of the first cuts equal the target's first ones.
   size_t kept(const DimShards& cuts, int64_t tensor_dim) const {
     const auto& target = target_cuts_[tensor_dim];
     size_t count = 0;
@@ -93,7 +94,6 @@ class Planner {
     return count;
   }
 
-  // The innermost mesh dim whose cut is not kept and is the last of its dim.
   int64_t next_shard_to_drop() const {
     for (size_t i = current_.size(); i-- > 0;) {
       if (current_[i].is_shard() && shape_[i] > 1) {
@@ -108,8 +108,8 @@ class Planner {
     return -1;
   }
 
-  // Whether `mesh_dim` may take its target's cut now: nothing else has to be
-  // done with the tensor dim before.
+  // Returns true if `mesh_dim` can take its target's shard now, because no
+  // other change of the tensor dim has to come before.
   bool can_shard(size_t mesh_dim) {
     const Placement before = current_[mesh_dim];
     current_[mesh_dim] = target_[mesh_dim];
@@ -120,9 +120,10 @@ class Planner {
            kept(list, dim) == list.size();
   }
 
-  // One step from the last shard of a dim: S(a) to S(b) is one all_to_all, S to
-  // P(sum) moves nothing. Rows of one dim change ranks in one all_to_all too,
-  // where each rank has one range of them before and after.
+  // Returns true if one step leads from the last shard of a tensor dim to the
+  // target. S(a) to S(b) is one all_to_all, and S to P(sum) sends nothing. A
+  // change within one tensor dim is one all_to_all too, if each rank has one
+  // range of rows before and after.
   bool can_go_directly(size_t mesh_dim) {
     const auto& from = current_[mesh_dim];
     const auto& to = target_[mesh_dim];
@@ -147,8 +148,8 @@ class Planner {
     }
   }
 
-  // A reduction that does not commute with one of an inner mesh dim waits for
-  // all the inner ones.
+  // Reduces all inner Partials before a Partial that does not commute with one
+  // of them.
   void reduce_inner_first() {
     for (size_t i = 0; i < current_.size(); ++i) {
       if (!current_[i].is_partial() || current_[i] == target_[i]) {
@@ -166,7 +167,8 @@ class Planner {
     }
   }
 
-  // Shards of one dim come in their order, which need not be the mesh's.
+  // Takes the remaining steps. Shards of one tensor dim are added in their
+  // order, which need not be the order of the mesh dims.
   void reach_target() {
     for (bool changed = true; changed;) {
       changed = false;
@@ -206,7 +208,8 @@ std::vector<RedistributeStep> plan_redistribute(
 
 namespace {
 
-// Plans that were made on a mesh. One that is full is emptied: plans are cheap.
+// The plans that were made on a mesh. A full table is cleared, because plans
+// are cheap to make.
 struct PlanTable {
   static constexpr size_t kMax = 8192;
   using Key =

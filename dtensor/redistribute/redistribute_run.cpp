@@ -11,7 +11,7 @@
 namespace weft::dtensor {
 namespace {
 
-// What a plan does to values that their dtype cannot do.
+// Throws if a step of the plan is not defined for values of `dtype`.
 void check_values(const RedistributePlan& plan, at::ScalarType dtype) {
   for (const auto& step : plan.steps) {
     for (const int64_t i : step.mesh_dims) {

@@ -10,30 +10,31 @@
 
 // Note [Shortest plans]
 // ~~~~~~~~~~~~~~~~~~~~~
-// A state is one placement a mesh dim, of a few that can help: where the dim is
-// now and is to be, replicated, and sharded along a dim that another mesh dim
-// shards. An edge changes one mesh dim's placement, or those of several in one
-// collective over all their ranks: gathers, reductions of one kind, and
-// exchanges (see Note [Exchanges]), which reach any placements without pending
-// reductions. Edges that would change what another mesh dim's cut means do not
-// exist: the cuts that an edge undoes and makes are the last ones of their
-// tensor dim, see Note [Order of shards]. Nor does a reduction before one of an
-// inner mesh dim with which it does not commute. Dijkstra's algorithm finds the
-// cheapest way; of equal ones it takes the first in the order of mesh dims and
-// placements. Prices come from Note [Redistribution cost model].
+// A state has one placement per mesh dim, from a short list: the mesh dim's
+// placements before and after, Replicate, and shards of the tensor dims that
+// other mesh dims shard. An edge changes the placement of one mesh dim, or of
+// several in one collective over all their ranks. The latter are gathers,
+// reductions of one kind, and exchanges (see Note [Exchanges]), which lead to
+// any placements without Partial. No edge changes the meaning of another mesh
+// dim's shard: the shards that an edge removes and adds are the last ones of
+// their tensor dim, see Note [Order of shards]. No reduction runs before one of
+// an inner mesh dim with which it does not commute. Dijkstra's algorithm finds
+// the cheapest path. Of equal ones it takes the first in the order of mesh dims
+// and placements. Costs come from Note [Redistribution cost model].
 //
-// A group over several mesh dims has the ranks that differ in these dims alone.
-// All of them run the step that needs it and only they make it, so it may be
-// made where it is first needed; no plan depends on whether somebody made it
-// before, and the bits of a sum neither.
+// A group over several mesh dims has the ranks that differ in these dims only.
+// All of them run the step that needs the group, and no other ranks are needed
+// to create it, so it is created when it is first needed. Neither plans nor the
+// bits of a sum depend on whether it already exists.
 //
-// Where there would be too many states (many mesh dims), the steps of
+// If there are too many states (many mesh dims), the steps of
 // Note [Steps of a redistribution] are taken.
 
 namespace weft::dtensor {
 namespace {
 
-// Exchanges over more ranks are not looked at: pricing one compares all pairs.
+// Exchanges over more ranks are not considered, because computing the cost of
+// one compares all pairs of ranks.
 constexpr int64_t kMaxExchangeRanks = 64;
 constexpr int64_t kMaxStates = 4096;
 
@@ -66,7 +67,7 @@ class Search {
       if (shape_[i] > 1) {
         moving_.push_back(i);
       } else {
-        // One rank: any placement means the same.
+        // On a mesh dim of one rank, all placements mean the same.
         from_[i] = to_[i];
       }
     }
@@ -127,7 +128,7 @@ class Search {
         for (const auto& cut : cuts) {
           if (moving_.size() > 1) {
             add(cut);
-            // Behind the cuts of later mesh dims.
+            // This shards the dim after the later mesh dims have sharded it.
             add(StridedShard(cut.tensor_dim(), later_parts(i, cut)));
           }
         }
@@ -136,7 +137,8 @@ class Search {
     }
   }
 
-  // Into how many parts the mesh dims after `i` cut a tensor dim or will.
+  // Returns into how many parts the mesh dims after `i` shard a tensor dim,
+  // before or after the redistribution.
   int64_t later_parts(size_t i, const Placement& cut) const {
     int64_t parts = 1;
     for (size_t j = i + 1; j < from_.size(); ++j) {
@@ -148,7 +150,6 @@ class Search {
     return parts;
   }
 
-  // All lists of several mesh dims.
   void list_groups() {
     for (uint64_t bits = 1; bits < (uint64_t{1} << moving_.size()); ++bits) {
       Dims dims;
@@ -226,7 +227,7 @@ class Search {
     }
   }
 
-  // Steps of several mesh dims at once.
+  // Tries the steps that change all of `dims` in one collective.
   void try_group(int64_t state, const Placements& current, const Dims& dims) {
     const auto all = [&](const Placements& placements, auto&& holds) {
       return std::ranges::all_of(
@@ -281,7 +282,8 @@ class Search {
     }
   }
 
-  // A reduction that does not commute with one of an inner mesh dim waits.
+  // Returns false if a reduction does not commute with one of an inner mesh
+  // dim, which must then run first.
   bool keeps_order(const Placements& current, const Dims& dims) const {
     return std::ranges::none_of(dims, [&](int64_t i) {
       for (size_t j = i + 1; current[i].is_partial() && j < current.size();
@@ -310,7 +312,9 @@ class Search {
           old.outer != made.outer) {
         return false;
       }
-      // Given numbers of rows are those of what certain cuts leave.
+      // The given sizes of a Shard count the rows that certain shards leave, so
+      // they are valid only behind the same shards as before or after the
+      // redistribution.
       const bool given = std::ranges::any_of(
           made.inner, [](const auto& cut) { return !cut.sizes.empty(); });
       if (given && !is_prefix(after, from_cuts_[d]) &&
@@ -346,7 +350,7 @@ class Search {
   Placements to_;
   std::vector<DimShards> from_cuts_;
   std::vector<DimShards> to_cuts_;
-  /// Mesh dims of several ranks.
+  /// The mesh dims with more than one rank.
   Dims moving_;
   std::vector<std::vector<Placement>> candidates_;
   std::vector<Dims> groups_;

@@ -16,7 +16,8 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.reshape({-1});
 }
 
-// What all messages send to, or receive from, one rank, as one tensor.
+// Returns one tensor per rank for the parts of all messages: with copies of
+// them if `copies`, and otherwise uninitialized.
 Tensors packed(
     const std::vector<const StepMessage*>& messages,
     Tensors StepMessage::*parts,
@@ -113,7 +114,8 @@ CoalescedSend send_coalesced(
       StepKind,
       mesh::ReduceOp,
       at::ScalarType>;
-  // In the order in which they first appear, which all ranks share.
+  // In the order in which the keys first appear, which is identical on all
+  // ranks.
   std::vector<std::pair<Key, std::vector<const StepMessage*>>> lists;
   for (const auto& message : messages) {
     const Key key{

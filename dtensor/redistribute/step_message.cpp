@@ -13,10 +13,10 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Where the ranks of a step's group hold what, before and after, of what the
-// other mesh dims left to them.
+// The regions that the ranks of a step's group hold before and after the step,
+// within what the other mesh dims leave to them.
 struct Geometry {
-  /// What the other mesh dims left, on this rank and its group.
+  /// The sizes that the other mesh dims leave to this rank and its group.
   std::vector<int64_t> left;
   std::vector<Region> before;
   std::vector<Region> after;
@@ -57,7 +57,8 @@ Geometry geometry_of(const LocalStep& of) {
   return geometry;
 }
 
-// Parts that follow each other in memory when the whole is contiguous.
+// Returns true if the regions follow each other in the memory of a contiguous
+// tensor of sizes `whole`.
 bool are_rows(const std::vector<Region>& regions, c10::IntArrayRef whole) {
   int64_t begin = 0;
   for (const auto& region : regions) {
@@ -133,7 +134,8 @@ void make_gather(
   };
 }
 
-// The parts as they are sent: one rank's after the other in one buffer.
+// Copies the regions to one buffer, one after the other in rank order. Returns
+// them as views of the buffer.
 Tensors packed_parts(
     const at::Tensor& whole,
     const std::vector<Region>& regions) {
@@ -168,7 +170,8 @@ void make_reduce_scatter(
   message.finish = [own] { return own; };
 }
 
-// S to P(sum) moves nothing: every rank's part in a tensor of zeros.
+// Changes S to P(sum) without communication: each rank has its part in a tensor
+// of zeros.
 at::Tensor shard_to_partial(const LocalStep& of) {
   const auto geometry = geometry_of(of);
   auto whole = at::zeros(geometry.left, of.local.options());
@@ -179,8 +182,8 @@ at::Tensor shard_to_partial(const LocalStep& of) {
   return whole;
 }
 
-// R to P moves nothing: rank 0 keeps the values of a sum, the others hold
-// zeros, so that the sum is the value exactly.
+// Changes R to P without communication. For a sum, rank 0 keeps the values and
+// the other ranks hold zeros, so that the sum is exact.
 at::Tensor
 replicate_to_partial(const at::Tensor& local, ReduceOp op, int64_t rank) {
   if (op == ReduceOp::kSum) {
@@ -198,12 +201,13 @@ at::Tensor run_local_step(const LocalStep& of) {
   const auto& to = of.step.to[i];
   const int64_t rank = of.mesh.coordinate(i);
   if (from.is_partial()) {
-    // P(avg) to P(sum).
+    // The step is from P(avg) to P(sum).
     check_partial_form(ReduceOp::kAvg, of.local.scalar_type());
     return of.local / of.mesh.size(i);
   }
   if (from.is_shard()) {
-    // To another name of the same cut otherwise.
+    // A change to another shard is local only if it is the same sharding, so
+    // the local tensor stays.
     return to.is_partial() ? shard_to_partial(of) : of.local;
   }
   if (to.is_partial()) {
@@ -252,7 +256,8 @@ StepMessage make_exchange(
       continue;
     }
     auto positions = positions_in(map.after(rank), received);
-    // Received where it belongs, or put there from a buffer.
+    // A box is received directly into the result. Other positions are received
+    // in a buffer, from which finish() copies them.
     const bool direct = is_box(positions);
     message.outputs.push_back(
         direct ? take_region(result, positions)

@@ -1,5 +1,5 @@
-// Ops that work along one dim and keep the others: softmax, scans, sorting.
-// That dim is whole, the others may be cut.
+// Rules of ops that work along one dim: softmax, scans, sorting. That dim must
+// be replicated; the other dims may be sharded.
 #include <algorithm>
 
 #include "dtensor/rules/named_dims.h"
@@ -8,7 +8,6 @@
 namespace weft::dtensor {
 namespace {
 
-// The dims that must be whole: all if the op has none and looks at all.
 std::vector<int64_t> whole_dims(const OpCall& call) {
   const int64_t ndim = call.tensors[0].dim();
   for (const auto* name : {"dim", "dims"}) {
@@ -21,8 +20,6 @@ std::vector<int64_t> whole_dims(const OpCall& call) {
   return {};
 }
 
-// Inputs that are broadcast to the first one's sizes stay whole where they
-// have 1.
 std::vector<Strategy> along_dim(const OpCall& call, const StrategyContext&) {
   const auto& first = call.tensors[0];
   auto names = rules::all_dims(first.dim());
@@ -54,7 +51,7 @@ std::vector<Strategy> linear_along_dim(
   return strategies;
 }
 
-// Elements are moved: any pending reduction may wait.
+// flip only moves elements, so every reduction commutes with it.
 std::vector<Strategy> permuted(
     const OpCall& call,
     const StrategyContext& context) {
@@ -65,7 +62,8 @@ std::vector<Strategy> permuted(
   return strategies;
 }
 
-// The row-wise norm needs all of a row: only `dim` itself can be cut.
+// The norm of each slice along `dim` needs the full slice, so only `dim` itself
+// can be sharded.
 std::vector<Strategy> renorm(const OpCall& call, const StrategyContext&) {
   const int64_t at = rules::argument_position(call, "dim");
   const int64_t d = call.dim_argument(at, call.tensors[0].dim());
@@ -78,8 +76,8 @@ std::vector<OutputMeta> contiguous_as_first(const OpCall& call) {
       rules::contiguous(call.tensors[0].sizes().vec())};
 }
 
-// Attention weights [B, heads, T, T] under a mask of the rows [T, T] or of the
-// samples [B, T]: samples and heads may be cut.
+// For attention weights [B, heads, T, T], samples and heads may be sharded. The
+// mask is [B, T] for mask type 1, otherwise [T, T].
 std::vector<Strategy> masked_softmax_rows(const OpCall& call, int64_t type) {
   const auto dim = rules::argument(call, "dim");
   if (call.tensors[0].dim() != 4 ||
@@ -90,8 +88,8 @@ std::vector<Strategy> masked_softmax_rows(const OpCall& call, int64_t type) {
       call, {{"self", "bh.."}, {"mask", type == 1 ? "b." : ".."}}, {"bh.."});
 }
 
-// The mask of _masked_softmax is [B, T], [T, T] or of the input's sizes: which,
-// sizes alone do not always say.
+// The mask of _masked_softmax is [B, T], [T, T] or has the sizes of the input.
+// Sizes alone are ambiguous if B = T, so the mask type decides.
 std::vector<Strategy> masked_softmax(
     const OpCall& call,
     const StrategyContext& context) {
@@ -134,19 +132,18 @@ void add_along_dim_rules(RuleTable& table) {
   table.add("flip", {.strategies = permuted, .infer = rules::like_first});
 }
 
-// Ops that put numbers on the diagonal of matrices, or add them up there.
+// Rules of ops that write or sum the diagonals of matrices.
 
 namespace {
 
-// Elements are moved, and zeros put around them, which all reductions of zeros
-// give: any pending one may wait.
+// diag_embed moves elements and puts zeros around them. Every reduction of
+// zeros is zero, so all reductions commute with the op.
 void carry_all(std::vector<Strategy>& strategies) {
   for (const auto op : rules::every_reduction()) {
     strategies.push_back({{Partial(op)}, {Partial(op)}});
   }
 }
 
-// The last dim becomes two; the others keep their order around them.
 std::vector<Strategy> diag_embed(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim() + 1;
   const auto batch = rules::all_dims(ndim - 2);
@@ -165,7 +162,8 @@ std::vector<Strategy> diag_embed(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// A rank's rows do not hold the diagonal where the op looks for it.
+// No dim can be sharded, because the diagonal of a shard is in general not part
+// of the full matrix's diagonal.
 std::vector<Strategy> trace(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
   rules::add_linear(strategies, call, {"self"});

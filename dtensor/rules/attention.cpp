@@ -1,7 +1,7 @@
-// The kernels of scaled dot product attention, forward and backward: each head
-// of each sample is alone, so batch and heads may be cut. Dropout inside a
-// kernel is drawn by its own counter, which knows nothing of parts: with it,
-// only full tensors.
+// Rules of the kernels of scaled dot product attention, forward and backward.
+// Each head of each sample is independent, so batch and heads may be sharded. A
+// kernel's dropout uses its own random counter, which does not include the
+// offset of a shard, so a call with dropout runs on full tensors.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -23,7 +23,6 @@ struct Attention {
         key(*rules::tensor_argument(call, "key")),
         value(*rules::tensor_argument(call, "value")) {}
 
-  // A mask or bias: any of [B, H, T, S], or fewer dims, some of one row.
   std::string mask_names(const OpCall& call, const char* argument) const {
     const auto* mask = rules::tensor_argument(call, argument);
     if (!mask) {
@@ -35,9 +34,10 @@ struct Attention {
   }
 };
 
-// Heads are split into groups that belong together, where fewer heads of keys
-// serve several of queries; no kernel takes none of them. The CPU's takes an
-// empty batch.
+// Returns "bh", with '.' for a dim that cannot be sharded. If several query
+// heads share a key head, each rank needs matching groups of both, so the mesh
+// size must divide both counts. No kernel accepts zero heads, and only the
+// CPU's accepts an empty batch.
 std::string cuttable(
     const OpCall& call,
     const StrategyContext& context,
@@ -58,7 +58,8 @@ bool draws(const OpCall& call) {
   return rules::argument(call, "dropout_p").toDouble() != 0;
 }
 
-// Only batches of any size may be empty, of the CPU's kernel.
+// Uneven shards can be empty, which only the CPU's kernel accepts, and only
+// along the batch.
 void mark_chunked(std::vector<Strategy>& strategies, const OpCall& call) {
   const bool cpu = call.name().find("for_cpu") != std::string_view::npos;
   for (auto& strategy : strategies) {
@@ -66,7 +67,6 @@ void mark_chunked(std::vector<Strategy>& strategies, const OpCall& call) {
   }
 }
 
-// `outputs`: the names of their dims, "bh" being those that may be cut.
 std::vector<Strategy> cut_attention(
     const OpCall& call,
     const StrategyContext& context,
@@ -99,8 +99,9 @@ std::vector<Strategy> cut_attention(
   return strategies;
 }
 
-// The output, and what backward needs: the logarithm of the softmax's
-// denominator. The output is linear in the values.
+// Shards the first two outputs, which are the attention output and the
+// logsumexp that backward needs. Only the attention output is linear in the
+// values.
 std::vector<Strategy> forward(
     const OpCall& call,
     const StrategyContext& context) {
@@ -117,7 +118,6 @@ std::vector<Strategy> forward(
   return strategies;
 }
 
-// Gradients of query, key and value, all linear in the output's.
 std::vector<Strategy> attention_backward(
     const OpCall& call,
     const StrategyContext& context) {
@@ -139,7 +139,8 @@ std::vector<Strategy> attention_backward(
 
 // --- sizes ------------------------------------------------------------------
 
-// [B, H, T, D] that lies in memory as [B, T, H, D].
+// Returns the metadata of a tensor [B, H, T, last] that is [B, T, H, last] in
+// memory. `sizes` starts with B, H and T.
 OutputMeta heads_inside(c10::IntArrayRef sizes, int64_t last) {
   const int64_t heads = sizes[1];
   const int64_t time = sizes[2];
@@ -148,7 +149,6 @@ OutputMeta heads_inside(c10::IntArrayRef sizes, int64_t last) {
       {time * heads * last, last, heads * last, 1}};
 }
 
-// [B, H, T, D] whose dims lie in memory as `like`'s do.
 OutputMeta ordered_like(const TensorArgument& like, int64_t last) {
   auto sizes = like.sizes().vec();
   sizes.back() = last;
@@ -190,7 +190,7 @@ std::vector<OutputMeta> cudnn_sizes(const OpCall& call) {
       {}};
 }
 
-// The logarithms' rows are padded to 32.
+// The kernel pads each row of the logsumexp to a multiple of 32 elements.
 std::vector<OutputMeta> efficient_sizes(const OpCall& call) {
   const Attention attention(call);
   const auto q = attention.query.sizes();

@@ -1,6 +1,7 @@
-// Losses over classes: samples may be cut, classes are whole, and the sum over
-// the samples can wait. A mean divides by the weights of all samples, which no
-// rank knows alone: see Note [Losses that are means].
+// Rules of losses over classes. Samples may be sharded, classes must be
+// replicated, and the sum over the samples may stay Partial. A mean divides by
+// the weight of all samples, which no single rank knows. See
+// Note [Losses that are means].
 #include <ATen/core/Reduction.h>
 
 #include "dtensor/rules/named_dims.h"
@@ -11,7 +12,6 @@ namespace {
 
 using rules::tensor_argument;
 
-// Names of the output of a loss whose elements have the dims `names`.
 std::string reduced(const OpCall& call, const std::string& names) {
   return rules::loss_reduction(call) == at::Reduction::None ? names : "+";
 }
@@ -31,7 +31,8 @@ struct ClassNames {
   std::string target;
 };
 
-// [C], [N, C] or [N, C, H, W]; targets are without C.
+// The input is [C], [N, C] or [N, C, H, W]. The target lacks the class dim, but
+// may be [1] for an input [C].
 ClassNames class_names(const OpCall& call) {
   switch (tensor_argument(call, "self")->dim()) {
     case 1:
@@ -56,7 +57,8 @@ std::vector<Strategy> nll_loss_forward(
       {reduced(call, names.target), "+"});
 }
 
-// A mean divides by total_weight, which is that of all samples.
+// For a mean, the kernel divides by its argument total_weight, which is the
+// weight of all samples. Samples may therefore be sharded.
 std::vector<Strategy> nll_loss_backward(
     const OpCall& call,
     const StrategyContext&) {
@@ -82,8 +84,9 @@ std::vector<OutputMeta> nll_loss2d_sizes(const OpCall& call) {
 
 // --- margins ----------------------------------------------------------------
 
-// Parts of no samples have no loss to add, and the mean over parts of one size
-// is the average of their means.
+// A reduced loss needs equal shards that are not empty. An empty shard has no
+// loss to add, and the average of the shards' means is the mean only if all
+// shards have the same size.
 void reduce_in_equal_parts(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -104,7 +107,8 @@ void reduce_in_equal_parts(
   }
 }
 
-// [N, C] with one target each sample (several for multilabel), or [C].
+// Only an input [N, C] can be sharded, not [C]. The target has one class per
+// sample, or several for the multilabel loss.
 std::vector<Strategy> margin_loss(
     const OpCall& call,
     const StrategyContext& context) {
@@ -173,13 +177,14 @@ void add_class_loss_rules(RuleTable& table) {
   table.add(
       "multi_margin_loss_backward multilabel_margin_loss_backward",
       {.strategies = margin_loss_backward, .infer = contiguous_self});
-  // How large the working memory is depends on the targets' lengths.
+  // The size of the working memory depends on the values of the target lengths,
+  // so the ops run on full tensors.
   table.add("_ctc_loss _ctc_loss_backward", {});
 }
 
-// Losses that compare element by element, and reduce or do not: what
-// nn.functional's `reduction` says. Means go another way where they can: see
-// Note [Losses that are means].
+// Rules of losses that compare two tensors element by element, with the
+// `reduction` of nn.functional. A kernel above autograd replaces most means.
+// See Note [Losses that are means].
 
 namespace {
 
@@ -190,7 +195,8 @@ std::vector<OutputMeta> loss_outputs(const OpCall& call) {
   return broadcast(call);
 }
 
-// A mean of means is the mean only of parts of one size.
+// The average of the shards' means is the mean only if all shards have the same
+// size.
 std::vector<Strategy> mean_strategies(
     const OpCall& call,
     c10::IntArrayRef sizes,
@@ -219,7 +225,8 @@ std::vector<Strategy> loss(const OpCall& call, const StrategyContext& context) {
   });
 }
 
-// Divides by the number of elements of what it gets: a part has fewer.
+// For a mean, the kernel divides by the number of its local elements, which is
+// too small on a shard, so no dim can be sharded.
 std::vector<Strategy> loss_backward(
     const OpCall& call,
     const StrategyContext& context) {

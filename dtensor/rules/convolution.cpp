@@ -1,6 +1,6 @@
-// Convolutions: samples are alone, output channels are alone, input channels
-// are summed over; groups are convolutions of their own. Positions overlap and
-// stay whole.
+// Rules of convolutions. Samples and output channels are independent, input
+// channels are summed over, and groups are separate convolutions. Windows
+// overlap, so spatial dims must be replicated.
 
 #include <array>
 
@@ -16,9 +16,10 @@ bool is_transposed(const OpCall& call) {
   return rules::argument(call, "transposed").toBool();
 }
 
-// The weight is [out, in / groups, ..]; of a transposed convolution
-// [in, out / groups, ..]. Of several groups, only whole ones are cut: the
-// letter 'g' then runs over both channels.
+// The names of the dims. The weight is [out, in / groups, ..], or
+// [in, out / groups, ..] of a transposed convolution. With several groups each
+// rank has full groups, and the letter 'g' shards input and output channels
+// together.
 struct Names {
   std::string input;
   std::string weight;
@@ -45,14 +46,16 @@ Names channel_names(const OpCall& call, const StrategyContext& context) {
   return {"n" + in, transposed ? in + out : out + in, "n" + out, out};
 }
 
-// No kernel takes parts without channels.
+// No kernel accepts a local tensor without channels, which an uneven sharding
+// of the channels can leave.
 void mark_chunked(std::vector<Strategy>& strategies, size_t input) {
   for (auto& strategy : strategies) {
     strategy.chunked_only = strategy.inputs[input] != Shard(0);
   }
 }
 
-// Where the result is a Partial sum, the bias has to be one too.
+// If the result is a Partial sum, the bias must be one too, so that it is added
+// once.
 std::vector<Strategy> convolution(
     const OpCall& call,
     const StrategyContext& context) {
@@ -78,14 +81,15 @@ std::vector<Strategy> convolution(
   return strategies;
 }
 
-// Which gradients come back. oneDNN hands out the weight's with the bias',
-// asked for or not.
+// Returns which gradients the kernel returns. oneDNN returns the weight's
+// gradient together with the bias's, even if `output_mask` does not request it.
 std::array<bool, 3> made_gradients(const OpCall& call) {
   const auto mask = rules::argument(call, "output_mask").toBoolList();
   return {mask.get(0), mask.get(1) || mask.get(2), mask.get(2)};
 }
 
-// Gradients of input, weight and bias; undefined ones count as whole.
+// The outputs are the gradients of input, weight and bias. An undefined
+// gradient counts as replicated.
 std::vector<Strategy> convolution_backward(
     const OpCall& call,
     const StrategyContext& context) {
@@ -98,7 +102,8 @@ std::vector<Strategy> convolution_backward(
        {"input", names.input},
        {"weight", names.weight}},
       outputs);
-  // The bias' gradient does not know the input's channels.
+  // The gradient of the bias does not depend on the input channels, so it is
+  // replicated if they are sharded.
   for (auto& strategy : strategies) {
     if (names.input.ends_with('i') && strategy.inputs[1] == Shard(1)) {
       strategy.outputs[2] = Replicate();
@@ -117,7 +122,6 @@ std::vector<Strategy> convolution_backward(
   return strategies;
 }
 
-// Parts with whole groups have fewer of them.
 Rule::LocalArguments groups_of_part(const LocalCall& local) {
   const auto& call = local.call;
   const int64_t groups = rules::argument(call, "groups").toInt();
@@ -152,7 +156,6 @@ bool works_channels_last(const OpCall& call) {
           rules::has_channels_last(*rules::tensor_argument(call, "weight")));
 }
 
-// One number for all positions, or one each.
 int64_t at_dim(const std::vector<int64_t>& numbers, size_t dim) {
   return numbers.size() == 1 ? numbers[0] : numbers.at(dim);
 }
@@ -192,7 +195,8 @@ std::vector<OutputMeta> gradient_sizes(const OpCall& call) {
   if (made[1]) {
     auto sizes = call.tensors[2].sizes().vec();
     const auto mask = rules::argument(call, "output_mask").toBoolList();
-    // One that nobody asked for is that of the planes which rows count as.
+    // libtorch computes conv1d as conv2d, and does not remove the added dim
+    // from a weight gradient that was not requested.
     if (!mask.get(1) && sizes.size() == 3) {
       sizes.insert(sizes.begin() + 2, 1);
     }

@@ -1,5 +1,6 @@
-// What the rules of elementwise ops share: any dim can be cut, broadcast inputs
-// stay whole, and some pending reductions may wait.
+// The common parts of the rules of elementwise ops: any dim may be sharded, a
+// dim that is broadcast stays replicated, and some reductions commute with the
+// op.
 
 #include <algorithm>
 #include <initializer_list>
@@ -28,7 +29,8 @@ bool is_unsigned(at::ScalarType dtype) {
          !c10::isSignedType(dtype);
 }
 
-// Bools have no sums, integers no averages, complex numbers no order.
+// Bools cannot be summed, integers cannot be averaged, and complex numbers have
+// no order.
 bool is_reducible(at::ScalarType dtype, const PartialPassThrough& carry) {
   const bool orders =
       carry.from == ReduceOp::kMax || carry.from == ReduceOp::kMin;
@@ -161,7 +163,7 @@ void append_carries(
   }
 }
 
-// Asked of TensorIterator itself: not every op has a meta kernel.
+// Uses TensorIterator directly, because not every op has a meta kernel.
 std::vector<OutputMeta> broadcast(const OpCall& call) {
   std::vector<at::Tensor> inputs;
   for (const auto& input : call.tensors) {

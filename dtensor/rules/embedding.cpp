@@ -1,6 +1,6 @@
-// Rows of a table: its columns may be cut, and the indices. A table whose rows
-// are cut is looked up by the kernel above autograd, which knows which rows a
-// rank has.
+// Rules of row lookups in a table. The table's columns and the indices may be
+// sharded. A table with sharded rows is handled by the kernel above autograd,
+// which knows the rows of each rank.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -9,7 +9,6 @@
 namespace weft::dtensor {
 namespace {
 
-// One letter each for the dims of the indices; the columns are 'z'.
 std::string index_names(const OpCall& call) {
   return rules::all_dims(rules::tensor_argument(call, "indices")->dim());
 }
@@ -28,8 +27,9 @@ std::vector<OutputMeta> embedding_sizes(const OpCall& call) {
   return {rules::contiguous(std::move(sizes))};
 }
 
-// Each rank adds up the rows of its indices; how often an index occurs, no
-// rank knows alone.
+// Each rank sums the gradients of its own indices. With scale_grad_by_freq the
+// indices must be replicated, because a rank cannot count how often an index
+// occurs on other ranks.
 std::vector<Strategy> embedding_backward(
     const OpCall& call,
     const StrategyContext&) {
@@ -51,7 +51,7 @@ std::vector<OutputMeta> embedding_backward_sizes(const OpCall& call) {
        call.tensors[0].sizes().back()})};
 }
 
-// The gradient of a bag's weights sums over the columns.
+// The gradient of a bag's weights is a sum over the columns.
 std::vector<Strategy> bag_weights_backward(
     const OpCall& call,
     const StrategyContext&) {
@@ -67,8 +67,8 @@ std::vector<OutputMeta> bag_weights_sizes(const OpCall& call) {
       {rules::tensor_argument(call, "indices")->tensor.numel()})};
 }
 
-// The columns of bags, of sums and means and of maxima, whose rows
-// maximum_indices names column by column.
+// The columns of the bags may be sharded. Only the mode max fills
+// maximum_indices, which then has the row of each column's maximum.
 std::vector<Strategy> bag_backward(const OpCall& call, const StrategyContext&) {
   constexpr int64_t kMax = 2;
   const bool largest = rules::argument(call, "mode").toInt() == kMax;

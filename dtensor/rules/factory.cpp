@@ -1,5 +1,5 @@
-// Ops that take sizes and options from a tensor, not values: the input never
-// moves.
+// Rules of ops that take sizes and options, but no values, from a tensor. The
+// input is never redistributed.
 
 #include <algorithm>
 
@@ -10,7 +10,6 @@
 namespace weft::dtensor {
 namespace {
 
-// The result is where the input does.
 std::vector<Strategy> like_input(
     const OpCall& call,
     const StrategyContext& context) {
@@ -21,8 +20,8 @@ std::vector<Strategy> like_input(
   return {{{placement}, {placement}}};
 }
 
-// Zeros may stand for a sum or an average that is pending as well: derivative
-// formulas add to them. For other reductions they are values like any.
+// The result may be a Partial sum or average of zeros, because derivative
+// formulas add to it. For other reductions it is replicated.
 std::vector<Strategy> zeros_like(
     const OpCall& call,
     const StrategyContext& context) {
@@ -33,7 +32,6 @@ std::vector<Strategy> zeros_like(
                         : like_input(call, context);
 }
 
-// new_*(sizes): cut as the input where the cut dim is as long as the input's.
 std::vector<Strategy> new_like(
     const OpCall& call,
     const StrategyContext& context) {
@@ -48,14 +46,13 @@ std::vector<Strategy> new_like(
   return like_input(call, context);
 }
 
-// The global strides' order of dims, packed for the local sizes.
 Rule::LocalArguments part_sizes_and_strides(const LocalCall& local) {
   const auto strides = local.call.arguments[2].toIntVector();
   const auto& sizes = local.outputs.at(0).sizes;
   return {{1, sizes}, {2, dense_strides(sizes, strides)}};
 }
 
-// eye(n) and eye(n, m), into a tensor that is there.
+// Serves eye(n) and eye(n, m) with an out tensor.
 std::vector<OutputMeta> eye_sizes(const OpCall& call) {
   const int64_t rows = rules::argument(call, "n").toInt();
   const auto columns = rules::argument(call, "m");
@@ -65,11 +62,12 @@ std::vector<OutputMeta> eye_sizes(const OpCall& call) {
 } // namespace
 
 void add_factory_rules(RuleTable& table) {
-  // Made replicated, which keeps its part.
+  // Every rank computes the full matrix and keeps its shard.
   table.add("eye", {.infer = eye_sizes});
   table.add("zeros_like", {.strategies = zeros_like, .value_free = true});
-  // These are values, which an op writes to next (2 / x is empty_like, fill_
-  // and div_): what is pending would refuse that.
+  // The result of a Partial input is replicated, because an op usually writes
+  // to it next (2 / x is empty_like, fill_ and div_), which a Partial tensor
+  // would reject.
   table.add(
       "empty_like ones_like full_like",
       {.strategies = like_input, .value_free = true});

@@ -1,4 +1,5 @@
-// Fourier transforms along some dims: all others may be cut, and sums may wait.
+// Rules of Fourier transforms. The dims that are not transformed may be
+// sharded, and sums may stay Partial.
 
 #include <algorithm>
 
@@ -20,8 +21,9 @@ std::vector<Strategy> transform(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// How the dims lie in memory afterwards depends on the library that libtorch
-// was built with: a transform of two rows a dim shows it.
+// Runs the transform on a tensor of two rows per dim and returns the strides of
+// the result. The order of the dims in memory depends on the library that
+// libtorch was built with.
 std::vector<int64_t> order_of_result(const OpCall& call) {
   const auto& input = call.tensors[0];
   const std::vector<int64_t> small(input.dim(), 2);
@@ -35,7 +37,8 @@ std::vector<int64_t> order_of_result(const OpCall& call) {
   if (call.name() == "aten::_fft_c2r") {
     stack[3] = 2;
   }
-  // Not the out= form, whose result is where it is told.
+  // Calls the functional overload, because the result of an out= overload has
+  // the strides of the out tensor.
   c10::Dispatcher::singleton()
       .findSchemaOrThrow(call.op.schema().name().c_str(), "")
       .callBoxed(&stack);

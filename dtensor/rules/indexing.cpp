@@ -1,5 +1,5 @@
-// Picking elements by tensors of indices, and writing to them: dims that are
-// not indexed may be cut, and so may the indices.
+// Rules of ops that read or write elements at tensors of indices. Dims that are
+// not indexed may be sharded, and so may the indices.
 
 #include <algorithm>
 #include <set>
@@ -16,10 +16,11 @@ namespace {
 
 // Note [Indexing by name]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// self[indices] has the dims of self that are not indexed, 'a', 'b', .., and
-// those that the indices broadcast to, 'A', 'B', ..: in the place of the
-// indexed ones if those lie side by side, else in front. How many elements a
-// mask picks is known only from its values: its dim is '.'.
+// self[indices] has the dims of self that are not indexed, named 'a', 'b', ..,
+// and the dims to which the indices broadcast, named 'A', 'B', .. The latter
+// replace the indexed dims if those are adjacent, and come first otherwise. The
+// number of elements that a mask picks depends on its values, so its dim is
+// named '.'.
 struct Indexing {
   /// The names of the dims of self and of self[indices].
   std::string self;
@@ -28,7 +29,8 @@ struct Indexing {
   /// The names of the dims of each index tensor.
   std::vector<std::string> indices;
   bool has_mask = false;
-  /// Self's dims under the only index, where that is a mask.
+  /// The names of self's dims under the mask, if a mask is the only index.
+  /// Otherwise empty.
   std::string under_mask;
 
   explicit Indexing(const OpCall& call) {
@@ -60,7 +62,8 @@ struct Indexing {
     return letters;
   }
 
-  // Position in the list and in self differ where a mask covers several dims.
+  // A mask covers several dims of self, so the position of a later index in the
+  // list differs from its dim in self.
   void add_index(const TensorArgument& tensor, std::vector<int64_t>& common) {
     const auto dtype = tensor.tensor.scalar_type();
     const bool mask = dtype == at::kBool || dtype == at::kByte;
@@ -110,9 +113,9 @@ struct Indexing {
   bool has_index_ = false;
 };
 
-// Strategies from the dims of every tensor of the call and of the output by
-// name; an output that starts with '+' and lacks the letter is a Partial sum,
-// and so is the first tensor then.
+// Returns one strategy per letter, from the names of the dims of all tensors of
+// the call and of the output. If the output starts with '+' and lacks the
+// letter, the output and the first tensor are Partial sums.
 std::vector<Strategy> cut_letters(
     const std::vector<std::string>& tensors,
     const std::string& output) {
@@ -160,9 +163,10 @@ at::Tensor meta_like(const TensorArgument& tensor, at::ScalarType dtype) {
       at::TensorOptions(dtype).device(at::kMeta));
 }
 
-// Where the dims of the result lie in memory, libtorch is asked itself.
+// Runs at::index on meta tensors, because libtorch chooses the order of the
+// result's dims in memory.
 std::vector<OutputMeta> index_meta(const OpCall& call) {
-  // How many elements a mask picks, its values alone say.
+  // The number of elements that a mask picks depends on its values.
   if (Indexing(call).has_mask) {
     return {};
   }
@@ -179,7 +183,8 @@ std::vector<OutputMeta> index_meta(const OpCall& call) {
   return {{result.sizes().vec(), result.strides().vec()}};
 }
 
-// The same elements of a mask and of self, one number for all of them.
+// Adds strategies for self[mask] = number, in which the mask is sharded like
+// the dims of self that it covers.
 void add_masked_number(
     std::vector<Strategy>& strategies,
     const Indexing& indexing,
@@ -200,9 +205,11 @@ void add_masked_number(
   }
 }
 
-// Values that are written over others, or added to them: those of the ranks
-// take part in the same reduction. Every rank's is an average's, too, and min
-// and max find it among themselves.
+// Adds Partial strategies for values that replace elements of self or are added
+// to them. Self and values may be Partial with the same reduction. One of them
+// may be replicated if the reduction preserves a number that all ranks have:
+// average, min and max for a replacement, and the average of floats for an
+// addition.
 void add_written(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -224,8 +231,8 @@ void add_written(
   rules::add_pending(strategies, call, single, {values});
 }
 
-// index_put(self, indices, values, accumulate): where values are added, ranks
-// may add theirs to a Partial sum.
+// index_put(self, indices, values, accumulate): if values are added, each rank
+// may add its shard of them to a Partial sum.
 std::vector<Strategy> index_put(const OpCall& call, const StrategyContext&) {
   const Indexing indexing(call);
   const auto& values = call.tensors.back();
@@ -249,7 +256,8 @@ std::vector<Strategy> index_put(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// take(self, index): positions in the flattened tensor.
+// take(self, index): indices are positions in the flattened tensor, so self
+// cannot be sharded.
 std::vector<Strategy> take(const OpCall& call, const StrategyContext&) {
   const auto names = rules::all_dims(call.tensors[1].dim());
   auto strategies = rules::cut_named_dims(call, {{"index", names}}, {names});
@@ -273,7 +281,8 @@ std::vector<Strategy> put(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// Which elements of `source` a rank needs, only the whole mask says.
+// The elements of `source` that a shard needs depend on the full mask, so no
+// dim can be sharded.
 std::vector<Strategy> masked_scatter(
     const OpCall& call,
     const StrategyContext&) {
@@ -303,7 +312,8 @@ void add_indexing_rules(RuleTable& table) {
   table.add(
       "masked_scatter",
       {.strategies = masked_scatter, .infer = masked_scatter_sizes});
-  // How many elements come out, only the values say.
+  // The sizes of the output, or the source of each element, depend on values,
+  // so these ops run on full tensors.
   table.add(
       "masked_select nonzero nonzero_static repeat_interleave "
       "masked_scatter_backward _unsafe_masked_index "

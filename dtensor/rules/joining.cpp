@@ -1,5 +1,5 @@
-// Ops that join tensors or repeat, roll and turn them: the dims along which
-// they do not may be cut, and any pending reduction waits.
+// Rules of ops that join, roll or rotate tensors. The dims whose order an op
+// keeps may be sharded, and every reduction commutes with the op.
 
 #include <algorithm>
 
@@ -11,7 +11,8 @@
 namespace weft::dtensor {
 namespace {
 
-// torch.cat leaves out [0], whatever the others' dims.
+// Returns true if torch.cat skips the tensor: one of sizes [0] among tensors
+// with another number of dims.
 bool is_left_out(const TensorArgument& tensor, int64_t ndim) {
   return ndim != 1 && tensor.dim() == 1 && tensor.sizes()[0] == 0;
 }
@@ -49,7 +50,7 @@ std::vector<Strategy> stack(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// libtorch's meta kernel of _stack.out has none of the new dim.
+// libtorch's meta kernel of _stack.out returns sizes without the new dim.
 std::vector<OutputMeta> stack_sizes(const OpCall& call) {
   auto sizes = call.tensors.at(0).sizes().vec();
   const auto ndim = static_cast<int64_t>(sizes.size());
@@ -59,15 +60,17 @@ std::vector<OutputMeta> stack_sizes(const OpCall& call) {
   return {rules::contiguous(std::move(sizes))};
 }
 
-// Blocks on a diagonal, among zeros.
+// The op moves the blocks and puts zeros around them, which every reduction
+// preserves.
 std::vector<Strategy> block_diag(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
   rules::add_pending(strategies, call, rules::every_reduction(), {"tensors"});
   return strategies;
 }
 
-// _chunk_cat(tensors, dim, num_chunks): each tensor's dim padded with zeros to
-// as many chunks, flattened from there on, and joined. No tensor may be empty.
+// _chunk_cat(tensors, dim, num_chunks) pads `dim` of each tensor with zeros to
+// num_chunks equal chunks, flattens the dims from there on, and joins the
+// tensors. It rejects empty tensors.
 std::vector<Strategy> chunk_cat(
     const OpCall& call,
     const StrategyContext& context) {
@@ -88,7 +91,8 @@ std::vector<Strategy> chunk_cat(
 
 // --- rolling and turning ----------------------------------------------------
 
-// roll(self, shifts, dims): without dims over the flattened tensor.
+// roll(self, shifts, dims): an empty `dims` rolls the flattened tensor, which
+// cannot be sharded.
 std::vector<Strategy> roll(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   const auto dims = call.dims_argument(2, ndim);
@@ -105,13 +109,12 @@ std::vector<OutputMeta> row_major_like(const OpCall& call) {
   return {rules::contiguous(call.tensors[0].sizes().vec())};
 }
 
-// rot90(self, k, dims), as quarter turns from 0 to 3.
 int64_t quarter_turns(const OpCall& call) {
   return (call.arguments[1].toInt() % 4 + 4) % 4;
 }
 
-// A quarter turn reverses one of the dims and leaves the other's rows in order,
-// in the first one's place.
+// A quarter turn swaps two dims and reverses one of them. The other one may be
+// sharded, because its rows stay in order.
 std::vector<Strategy> rot90(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   const auto dims = call.dims_argument(2, ndim);
@@ -149,7 +152,8 @@ std::vector<OutputMeta> rot90_sizes(const OpCall& call) {
 
 // --- triangles --------------------------------------------------------------
 
-// The diagonal is elsewhere, seen from a block of the matrix.
+// Any dim may be sharded. local_triangle() moves the diagonal by the offset of
+// the local block.
 std::vector<Strategy> triangle(const OpCall& call, const StrategyContext&) {
   const auto names = rules::all_dims(call.tensors[0].dim());
   auto strategies = rules::cut_named_dims(call, {{"self", names}}, {names});

@@ -1,5 +1,5 @@
-// Linear algebra on batches of matrices: batch dims may be cut, matrices are
-// whole, but for the columns of right-hand sides.
+// Rules of linear algebra on batches of matrices. Batch dims and the columns of
+// right-hand sides may be sharded; matrices must be replicated.
 
 #include <map>
 
@@ -8,8 +8,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Argument names, and how many trailing dims of theirs and of each output's
-// are not batch dims.
+// The names of the arguments, and the number of trailing dims of each argument
+// and each output that are not batch dims.
 struct Matrices {
   std::vector<std::pair<std::string_view, int64_t>> inputs;
   std::vector<int64_t> outputs;
@@ -28,7 +28,6 @@ std::vector<int64_t> batch_of(const OpCall& call, const Matrices& matrices) {
   return batch;
 }
 
-// `core`: the names of the dims that are not batch dims, '.' by default.
 std::string
 matrix_names(c10::IntArrayRef sizes, c10::IntArrayRef batch, std::string core) {
   const auto names = rules::all_dims(static_cast<int64_t>(batch.size()));
@@ -51,7 +50,7 @@ rules::NamedDims input_names(
   return inputs;
 }
 
-// Outputs that were not asked for have one dim of size 0 and stay whole.
+// An output that was not requested has one dim of size 0 and stays replicated.
 std::vector<std::string> output_names(
     const StrategyContext& context,
     const Matrices& matrices,
@@ -85,8 +84,8 @@ bool is_left(const OpCall& call) {
   return !left.isBool() || left.toBool();
 }
 
-// Each column of B (each row, where X stands left of the matrix) is an equation
-// of its own, and the solution is linear in them.
+// Each column of B is a separate equation (each row if X is left of the
+// matrix), and the solution is linear in B.
 Rule::Strategies solved(const Matrices& matrices, std::string_view columns) {
   return [=](const OpCall& call, const StrategyContext& context) {
     const auto batch = batch_of(call, matrices);
@@ -107,8 +106,8 @@ Rule::Strategies solved(const Matrices& matrices, std::string_view columns) {
   };
 }
 
-// B of linalg.solve is a batch of vectors if it has one dim less than A, or
-// A's sizes without the last.
+// Returns true if B of linalg.solve is a batch of vectors: it has one dim, or
+// the sizes of A without the last.
 bool solves_vectors(const OpCall& call) {
   const auto a = rules::tensor_argument(call, "A")->sizes();
   const auto b = rules::tensor_argument(call, "B")->sizes();
@@ -137,7 +136,6 @@ with_batch(c10::IntArrayRef batch, c10::IntArrayRef sizes, size_t dims) {
   return result;
 }
 
-// Columns of each matrix lie one after the other.
 OutputMeta column_major(const std::vector<int64_t>& sizes) {
   OutputMeta meta = rules::contiguous(sizes);
   const size_t ndim = sizes.size();
@@ -294,8 +292,8 @@ std::vector<Strategy> cross(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// Distances of the rows of x1 to those of x2; of order 1, the sums of those of
-// their parts.
+// cdist returns the distances between the rows of x1 and of x2. For p = 1 a
+// distance is the sum of the shards' distances, so the columns may be sharded.
 std::vector<Strategy> cdist(const OpCall& call, const StrategyContext&) {
   const Matrices matrices{{{"x1", 2}, {"x2", 2}}, {2}};
   const auto batch = batch_of(call, matrices);
@@ -339,7 +337,8 @@ std::vector<Strategy> cdist_backward(
   return strategies;
 }
 
-// Of x1 as it is broadcast; autograd adds up what stands for one number.
+// The gradient has the sizes of x1 with broadcast batch dims. Autograd sums
+// over the broadcast dims.
 std::vector<OutputMeta> cdist_backward_sizes(const OpCall& call) {
   const Matrices matrices{{{"x1", 2}, {"x2", 2}}, {2}};
   return {rules::contiguous(with_batch(
@@ -361,9 +360,10 @@ void add_linalg_rules(RuleTable& table) {
   table.add(
       "_cdist_backward",
       {.strategies = cdist_backward, .infer = cdist_backward_sizes});
-  // Pairs of rows, and solutions whose sizes the rank of a matrix decides.
+  // _pdist compares all pairs of rows, and the sizes of the results of lstsq
+  // depend on the rank of the matrix.
   table.add("_pdist_forward _pdist_backward linalg_lstsq", {});
-  // All ranks are to see the error of any.
+  // Every rank checks the full tensor, so that all ranks throw the same error.
   table.add("_linalg_check_errors", {});
   table.add("_compute_linear_combination", {});
 }

@@ -1,5 +1,6 @@
-// Matrix products: cut rows of the left, columns of the right, or the inner
-// dim of both (the result is then a Partial sum); batch dims as they are.
+// Rules of matrix products. The rows of the left factor, the columns of the
+// right factor, the batch dims, or the inner dim of both may be sharded. A
+// sharded inner dim gives a Partial sum.
 
 #include <algorithm>
 #include <ranges>
@@ -14,7 +15,8 @@ namespace {
 
 using rules::NamedDims;
 
-// The arguments of a product, its factors' dims and those of its result.
+// The arguments of a product, and the names of the dims of its factors and its
+// result. See Note [Dims by name].
 struct Product {
   std::string_view left;
   std::string left_dims;
@@ -23,8 +25,6 @@ struct Product {
   std::string result;
 };
 
-// Of the products that their ops are named after. The inner dim is in no
-// result: a Partial sum.
 Product product_of(const OpCall& call) {
   const auto name = call.name();
   const auto is = [&](std::string_view op) {
@@ -61,7 +61,7 @@ Product product_of(const OpCall& call) {
   return {"self", "mk", "mat2", "kn", "+mn"};
 }
 
-// Cuts and the Partial sums of either factor.
+// A product is linear in each factor, so either of them may be Partial.
 std::vector<Strategy> product(const OpCall& call, const StrategyContext&) {
   const auto p = product_of(call);
   auto strategies = rules::cut_named_dims(
@@ -72,16 +72,18 @@ std::vector<Strategy> product(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// addmv of an empty matrix has self's sizes, broadcast or not.
+// Returns true if the kernel accepts local matrices that are empty. addmv of an
+// empty matrix returns self's sizes without broadcasting them.
 bool takes_empty_parts(const OpCall& call, const StrategyContext& context) {
   return !call.name().starts_with("aten::addmv") ||
          call.tensors[0].sizes() ==
              c10::IntArrayRef(context.outputs.at(0).sizes);
 }
 
-// beta * self + alpha * product: self is broadcast to the output, and has to
-// be a Partial sum itself where the product is one. Of an average it is a part
-// even where it is no average.
+// The op is beta * self + alpha * product, with self broadcast to the output.
+// If the product is a Partial sum, self must be one too. With averages a single
+// argument may be Partial, because the average of a replicated term is that
+// term.
 std::vector<Strategy> add_product(
     const OpCall& call,
     const StrategyContext& context) {
@@ -118,7 +120,7 @@ std::vector<Strategy> add_product(
   return strategies;
 }
 
-// gelu or relu of an addmm: no sum may wait.
+// The op is gelu or relu of an addmm, with which no sum commutes.
 std::vector<Strategy> activated_product(
     const OpCall& call,
     const StrategyContext& context) {
@@ -128,7 +130,8 @@ std::vector<Strategy> activated_product(
       call, {{"self", self}, {"mat1", "m."}, {"mat2", ".n"}}, {"mn"});
 }
 
-// A product of scaled fp8 matrices. Kernels want sizes in steps of 16.
+// Multiplies scaled fp8 matrices. The kernels need local sizes that are
+// multiples of 16.
 std::vector<Strategy> scaled_mm(
     const OpCall& call,
     const StrategyContext& context) {
@@ -170,8 +173,9 @@ std::vector<Strategy> scaled_mm(
   return strategies;
 }
 
-// Products of groups of rows, columns or inner rows, that `offs` divides; or
-// of whole matrices. Kernels want rows of a multiple of 16 bytes.
+// Multiplies groups of matrices. `offs` divides a 2-D factor into groups of
+// rows or columns, or two 2-D factors along the inner dim; a 3-D factor has one
+// matrix per group. Kernels need rows of a multiple of 16 bytes.
 std::vector<Strategy> grouped_mm(
     const OpCall& call,
     const StrategyContext& context) {
@@ -212,8 +216,8 @@ std::vector<Strategy> grouped_mm(
   return strategies;
 }
 
-// The sum over `sumdim` of the product of three tensors, each with dims of one
-// row inserted where its expand list says.
+// The sum over `sumdim` of the product of three tensors. Each tensor first gets
+// dims of size 1 at the positions of its expand list.
 struct Trilinear {
   std::vector<std::string> inputs;
   std::string result;
@@ -287,7 +291,7 @@ std::vector<OutputMeta> addbmm_sizes(const OpCall& call) {
       {call.tensors[1].sizes()[1], call.tensors[2].sizes()[2]})};
 }
 
-// Rows are padded to 16 bytes.
+// The kernel pads each row to a multiple of 16 bytes.
 std::vector<OutputMeta> grouped_mm_sizes(const OpCall& call) {
   const auto left = call.tensors[0].sizes();
   const auto right = call.tensors[1].sizes();

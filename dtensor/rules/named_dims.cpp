@@ -92,7 +92,8 @@ void add_linear(
   strategies.push_back(std::move(average));
 }
 
-// Nested cuts leave the last rank no fewer rows than one cut by all ranks.
+// Nested shards leave the last rank at least as many rows as one shard over all
+// ranks does.
 bool fills_all_parts(int64_t size, const StrategyContext& context) {
   const int64_t chunk = (size + context.all_shards - 1) / context.all_shards;
   return (context.all_shards - 1) * chunk < size;

@@ -1,5 +1,5 @@
-// Layer, RMS, group and batch norm, forward and backward: the dims that a
-// statistic is taken over are whole.
+// Rules of layer, RMS, group, batch and weight norm, forward and backward. The
+// dims over which a statistic is taken must be replicated.
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ OutputMeta contiguous_like(const TensorArgument* tensor) {
   return tensor ? rules::contiguous(tensor->sizes().vec()) : OutputMeta{};
 }
 
-// Outputs that were not asked for are of no dims.
+// An output that `output_mask` does not request has no dims.
 std::vector<std::string> asked_for(
     const OpCall& call,
     std::vector<std::string> outputs) {
@@ -29,7 +29,6 @@ std::vector<std::string> asked_for(
 
 // --- layer and RMS norm -----------------------------------------------------
 
-// Names of the input's dims, the normalised ones whole.
 std::string outer_dims(const OpCall& call) {
   const auto normalized =
       rules::argument(call, "normalized_shape").toIntVector();
@@ -46,7 +45,6 @@ std::vector<Strategy> layer_norm(const OpCall& call, const StrategyContext&) {
       std::vector<std::string>(call.op.schema().returns().size(), names));
 }
 
-// The gradients of weight and bias are sums over the rows.
 std::vector<Strategy> layer_norm_backward(
     const OpCall& call,
     const StrategyContext&) {
@@ -92,7 +90,7 @@ std::vector<OutputMeta> layer_norm_backward_sizes(const OpCall& call) {
 
 // --- group norm -------------------------------------------------------------
 
-// Channels are cut between groups.
+// The channels may be sharded if each rank has full groups.
 std::vector<Strategy> group_norm(
     const OpCall& call,
     const StrategyContext& context) {
@@ -140,7 +138,6 @@ std::vector<Strategy> group_norm_backward(
   return strategies;
 }
 
-// The call names the sizes N and C and the number of groups.
 Rule::LocalArguments local_groups(const LocalCall& local) {
   const auto& call = local.call;
   Rule::LocalArguments arguments;
@@ -184,8 +181,9 @@ std::vector<OutputMeta> group_norm_sizes(const OpCall& call) {
 
 // --- batch norm -------------------------------------------------------------
 
-// Statistics are a channel's: channels can be cut, samples only where no
-// statistic is taken of them.
+// Returns true if the op takes statistics of the batch. Each statistic belongs
+// to one channel, so channels may always be sharded, but samples only if the op
+// takes no statistics.
 bool takes_statistics(const OpCall& call) {
   for (const auto* name : {"training", "train", "update"}) {
     if (const auto value = rules::argument(call, name); value.isBool()) {
@@ -197,7 +195,6 @@ bool takes_statistics(const OpCall& call) {
          name != "aten::_batch_norm_no_update";
 }
 
-// Gives new running statistics back instead of writing to the old ones.
 bool is_functional(const OpCall& call) {
   return call.name().ends_with("_functional");
 }
@@ -207,8 +204,9 @@ bool is_running(const OpCall& call, const TensorArgument& tensor) {
       "running_");
 }
 
-// The schemas do not all say so, but training writes to the running
-// statistics: a strategy that had to move them would write to a copy.
+// Removes strategies that would redistribute the running statistics. Training
+// writes to them, although not every schema declares it, and would then write
+// to a copy.
 void leave_running_statistics(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -225,7 +223,8 @@ void leave_running_statistics(
   });
 }
 
-// Channel names of the statistics; empty ones (in evaluation) stay whole.
+// Returns the names of the dims of the input and of the statistics. Statistics
+// that are empty, as in evaluation, stay replicated.
 rules::NamedDims channel_names(const OpCall& call, const std::string& input) {
   rules::NamedDims names;
   for (const auto& tensor : call.tensors) {
@@ -243,7 +242,6 @@ rules::NamedDims channel_names(const OpCall& call, const std::string& input) {
   return names;
 }
 
-// Statistics that the op gives back: whole where they are empty.
 std::vector<std::string> channel_outputs(
     const OpCall& call,
     const StrategyContext& context,
@@ -260,7 +258,6 @@ std::vector<std::string> channel_outputs(
   return outputs;
 }
 
-// What is written to has to lie whole, or as one of the strategies leaves it.
 void require_placed_statistics(
     const std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -336,8 +333,8 @@ std::vector<Strategy> batch_norm_backward(
   return strategies;
 }
 
-// (output, mean, 1 / deviation[, working memory][, running mean and variance]):
-// no statistics in evaluation.
+// The outputs are (output, mean, 1 / deviation[, working memory][, running mean
+// and variance]). In evaluation, mean and 1 / deviation are empty.
 std::vector<OutputMeta> batch_norm_sizes(const OpCall& call) {
   const auto& input = *tensor_argument(call, "input");
   const auto statistic =
@@ -371,8 +368,8 @@ std::vector<OutputMeta> batch_norm_backward_sizes(const OpCall& call) {
 
 // --- weight norm -------------------------------------------------------------
 
-// v * g / |v|: all but one dim of v are normalised together, which are of
-// length 1 in g and the norms.
+// The op is v * g / |v|. All dims of v except `dim` are normalized together,
+// and have size 1 in g and in the norms.
 std::string kept_dim(const OpCall& call, const char* tensor) {
   const int64_t ndim = tensor_argument(call, tensor)->dim();
   const int64_t dim = rules::argument(call, "dim").toInt();

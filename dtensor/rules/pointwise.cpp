@@ -1,4 +1,5 @@
-// Ops that compute each output element from the elements at the same place.
+// Rules of ops that compute each output element from the input elements at the
+// same position.
 
 #include "dtensor/rules/pointwise.h"
 #include "dtensor/rules/partial.h"
@@ -13,9 +14,9 @@ namespace {
 
 // ---- copies -----------------------------------------------------------------
 
-// What a conversion leaves in order and what it adds up: rounding every term
-// of a Partial sum to integers is not rounding the sum, and narrowing
-// integers wraps.
+// Returns the reductions that commute with a conversion of dtypes. A conversion
+// to integers rounds each term of a Partial sum instead of the sum. A narrower
+// integer type can wrap, which changes the order.
 PartialPassThroughs
 converts(size_t argument, at::ScalarType from, at::ScalarType to) {
   if (from == to) {
@@ -50,8 +51,9 @@ PartialPassThroughs to_copy_carries(const OpCall& call) {
   return converts(0, from, dtype.isInt() ? dtype.toScalarType() : from);
 }
 
-// The destination's values are not read: in place it is placed as the result
-// does.
+// copy does not read the destination's values, so the destination may be
+// replicated while the source is Partial. In place, the destination has the
+// placement of the result.
 PartialPassThroughs copy_carries(const OpCall& call) {
   auto carries = converts(
       1,
@@ -76,7 +78,8 @@ Rule copies(const PartialPassThroughFn& carries) {
       }};
 }
 
-// Whatever is there becomes zero.
+// The result is zero whatever the input holds, and every reduction preserves
+// zeros.
 std::vector<Strategy> zero_strategies(
     const OpCall& call,
     const StrategyContext& context) {
@@ -89,7 +92,7 @@ std::vector<Strategy> zero_strategies(
 
 // ---- arithmetic -------------------------------------------------------------
 
-// a + factor * b: order follows the factor's sign.
+// The op is a + factor * b.
 PartialPassThroughs sum_carries(double factor) {
   return linear({0, 1}) + affine({0}) + affine({1}) + monotone_increasing(0) +
          (factor >= 0 ? monotone_increasing(1) : monotone_decreasing(1));
@@ -105,14 +108,13 @@ PartialPassThroughs sub_carries(const OpCall& call) {
   return sum_carries(-alpha.value_or(1));
 }
 
-// Strides of b - a: its own first operand's come first.
+// rsub computes b - a, so the strides of b take precedence over those of a.
 std::vector<OutputMeta> broadcast_reversed(const OpCall& call) {
   OpCall reversed = call;
   std::ranges::reverse(reversed.tensors);
   return broadcast(reversed);
 }
 
-// b - alpha * a.
 PartialPassThroughs rsub_carries(const OpCall& call) {
   const auto alpha = real_number(call.arguments[2]);
   return linear({0, 1}) + affine({0}) + affine({1}) + monotone_increasing(1) +
@@ -120,8 +122,9 @@ PartialPassThroughs rsub_carries(const OpCall& call) {
                                 : monotone_increasing(0));
 }
 
-// self * factor, where the factor's sign may be known. An infinite factor makes
-// NaNs of zeros, and infinities of both signs of terms, whose sum is a NaN.
+// The op is self * factor. A factor of 0 also stands for an unknown sign. An
+// infinite factor turns zeros into NaNs, and terms of both signs into
+// infinities whose sum is NaN.
 PartialPassThroughs scale_carries(double factor) {
   if (std::isinf(factor)) {
     return {};
@@ -136,8 +139,8 @@ PartialPassThroughs mul_carries(const OpCall& call) {
          linear({1}) + multiplicative({0, 1});
 }
 
-// Rounding every term is not rounding their sum. A tensor to divide by is taken
-// to hold no zeros: its values are not looked at.
+// The rounding of each term is not the rounding of their sum. A divisor that is
+// a tensor is assumed to have no zeros, because rules do not see values.
 PartialPassThroughs div_carries(const OpCall& call) {
   if (call.op.schema().argumentIndexWithName("rounding_mode").has_value()) {
     return {};
@@ -146,8 +149,10 @@ PartialPassThroughs div_carries(const OpCall& call) {
   return scale_carries(divisor ? 1 / *divisor : 0) + multiplicative({0, 1});
 }
 
-// self * log(other) is 0 where both are 0: terms of self that add up to 0 there
-// give infinities of both signs. Other numbers have finite logarithms.
+// The op is self * log(other), or log1p(other) for xlog1py. It is linear in
+// self if the logarithm is finite. With an infinite logarithm the op returns 0
+// if self is 0, but terms of self that add up to 0 give infinities of both
+// signs.
 PartialPassThroughs times_log_carries(const OpCall& call) {
   const auto other = real_number(call.arguments[1]);
   const bool one_more = call.name().starts_with("aten::special_xlog1py");
@@ -155,7 +160,6 @@ PartialPassThroughs times_log_carries(const OpCall& call) {
                                                   : PartialPassThroughs();
 }
 
-// self^exponent of a number.
 PartialPassThroughs power_carries(const OpCall& call) {
   const auto exponent = real_number(call.arguments[1]);
   if (!call.arguments[0].isTensor() || !exponent ||
@@ -171,7 +175,6 @@ PartialPassThroughs power_carries(const OpCall& call) {
          (*exponent == 1 ? linear({0}) : PartialPassThroughs());
 }
 
-// self + weight * (end - self).
 PartialPassThroughs lerp_carries(const OpCall& call) {
   const double weight = real_number(call.arguments[2]).value_or(-1);
   return linear({0, 1}) + affine({0}) + affine({1}) + affine({2}) +
@@ -188,7 +191,7 @@ PartialPassThroughs masked_fill_carries(const OpCall& call) {
          (value && *value == 0 ? linear({0}) : PartialPassThroughs());
 }
 
-// One of two values, by their order.
+// The op selects one of its values by their order.
 PartialPassThroughs ordered(size_t argument) {
   return selects({argument}, ReduceOp::kMax) +
          selects({argument}, ReduceOp::kMin);
@@ -202,13 +205,13 @@ PartialPassThroughs minimum_carries(const OpCall&) {
   return ordered(0) + ordered(1) + selects({0, 1}, ReduceOp::kMin);
 }
 
-// min(max(self, lower), upper).
 PartialPassThroughs clamp_carries(const OpCall&) {
   return ordered(0) + ordered(1) + ordered(2) +
          selects({0, 1}, ReduceOp::kMax) + selects({0, 2}, ReduceOp::kMin);
 }
 
-// A value in place of all others: the same on every rank.
+// fill writes the same value on every rank. An average, min or max preserves
+// it; a sum preserves only 0.
 PartialPassThroughs fill_carries(const OpCall& call) {
   const auto value = real_number(call.arguments[1]);
   return mixes({0}) +
@@ -245,7 +248,7 @@ PartialPassThroughs threshold_carries(const OpCall& call) {
 
 // ---- tables -----------------------------------------------------------------
 
-// No pending reduction passes.
+// These ops commute with no reduction.
 void add_plain_rules(RuleTable& table) {
   table.add(
       "__ilshift__ __irshift__ __lshift__ __rshift__ _add_relu "
@@ -279,9 +282,10 @@ void add_plain_rules(RuleTable& table) {
       elementwise());
 }
 
-// In order on the integer line. Those of part of it are not here: the
-// terms of a pending maximum may lie outside. Nor is nan_to_num: which NaN of
-// which rank counts is up to the reduction.
+// These ops are monotone on all real numbers. Ops that are monotone on a part
+// of them (log, sqrt) are not here, because terms of a Partial max may be
+// outside of it. nan_to_num is not here, because the reduction decides which
+// rank's NaN it keeps.
 void add_monotone_rules(RuleTable& table) {
   table.add(
       "asinh atan ceil erf exp exp2 expm1 floor hardshrink hardsigmoid "
@@ -342,7 +346,7 @@ void add_choice_rules(RuleTable& table) {
             }));
   table.add("_to_copy", copies(to_copy_carries));
   table.add("copy", copies(copy_carries));
-  // On every rank the same three numbers, of which none is cut.
+  // Every rank updates the same three numbers, so all of them are replicated.
   table.add("_amp_update_scale", {.infer = broadcast});
 }
 

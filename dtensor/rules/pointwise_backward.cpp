@@ -1,5 +1,5 @@
-// Backward forms of elementwise ops, and elementwise ops with one dim, or one
-// tensor, of their own kind.
+// Rules of the backward forms of elementwise ops, and of elementwise ops that
+// treat one dim or one tensor differently.
 
 #include <algorithm>
 
@@ -63,7 +63,6 @@ std::vector<Strategy> log_sigmoid_backward(
 
 // ---- halves of one dim ------------------------------------------------------
 
-// All but the dim that is halved.
 std::vector<Strategy> gated(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   const int64_t halved =
@@ -86,7 +85,6 @@ std::vector<Strategy> gated_backward(
   return strategies;
 }
 
-// Row-major, of the sizes of the argument called so.
 Rule::Infer like_argument(std::string_view name) {
   return [name](const OpCall& call) -> std::vector<OutputMeta> {
     const size_t position = argument_position(call, name);
@@ -98,8 +96,8 @@ Rule::Infer like_argument(std::string_view name) {
 
 // ---- a dim of channels ------------------------------------------------------
 
-// fake_quantize_per_channel(self, scale [C], zero_point [C], axis).
-// Its kernel asks for the smallest zero point: channels are cut only where
+// fake_quantize_per_channel(self, scale [C], zero_point [C], axis): the kernel
+// takes the minimum of the zero points, so the channels are sharded only if
 // every rank has some.
 std::vector<Strategy> per_channel(
     const OpCall& call,
@@ -128,8 +126,9 @@ std::vector<OutputMeta> like_first(const OpCall& call) {
 
 // ---- membership -------------------------------------------------------------
 
-// Each element is looked for in all of the others' values: some rank has it,
-// or, inverted, all ranks have it not.
+// The elements or the test elements may be sharded. An element is found if one
+// rank finds it in its shard of the test elements (max). With `invert`, no rank
+// may find it (min).
 std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
   std::vector<Strategy> strategies;
   const bool inverted =
@@ -148,8 +147,8 @@ std::vector<Strategy> is_in(const OpCall& call, const StrategyContext&) {
   return strategies;
 }
 
-// The out= form; others have a kernel, which draws the same slopes on every
-// mesh.
+// Serves the out= form. The other forms have a kernel, which draws the same
+// slopes on every mesh.
 std::vector<Strategy> leaky_with_noise(
     const OpCall& call,
     const StrategyContext& context) {
@@ -165,7 +164,8 @@ std::vector<Strategy> leaky_with_noise(
   return shard_any_dim(call, context);
 }
 
-// Row-major. The meta kernel is wrong about a number's.
+// The result is row-major. libtorch's meta kernel returns wrong sizes or
+// strides if `elements` is a number.
 std::vector<OutputMeta> is_in_sizes(const OpCall& call) {
   if (!call.arguments[0].isTensor()) {
     return {{{}, {}}};

@@ -1,5 +1,5 @@
-// Pooling: each channel of each sample is alone. Positions overlap and stay
-// whole.
+// Rules of pooling. Each channel of each sample is independent. Windows
+// overlap, so spatial dims must be replicated.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -9,7 +9,7 @@
 namespace weft::dtensor {
 namespace {
 
-// Every tensor of the call is of planes of the same samples and channels.
+// Shards samples and channels, which all tensors of the call share.
 std::vector<Strategy> alone(
     const OpCall& call,
     const StrategyContext& context) {
@@ -36,7 +36,8 @@ std::vector<Strategy> pooling_backward(
   return strategies;
 }
 
-// The values are put among zeros.
+// The op moves the values and puts zeros between them, which every reduction
+// preserves.
 std::vector<Strategy> unpool(
     const OpCall& call,
     const StrategyContext& context) {
@@ -45,7 +46,7 @@ std::vector<Strategy> unpool(
   return strategies;
 }
 
-// random_samples is [N, C, dims], with N = 1 where the input has no samples.
+// random_samples is [N, C, dims], with N = 1 if the input has no sample dim.
 std::vector<Strategy> fractional(
     const OpCall& call,
     const StrategyContext& context) {
@@ -98,7 +99,8 @@ std::vector<OutputMeta> unpooled_sizes(const OpCall& call) {
       four_dims_channels_last(input))};
 }
 
-// How many windows fit; one that starts inside may hang over the end.
+// Returns the number of windows that fit. With ceil_mode, a window that starts
+// inside the input or its left padding may extend over the end.
 int64_t windows(
     int64_t size,
     int64_t kernel,

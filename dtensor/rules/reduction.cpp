@@ -1,5 +1,5 @@
-// Ops that reduce along dims: other dims may be cut freely; where the reduction
-// itself is one that ranks can finish later, its dims too.
+// Rules of ops that reduce along dims. The other dims may be sharded. A reduced
+// dim may be sharded if a reduction over the ranks completes the result.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,8 @@ struct Reduction {
   bool keepdim;
 };
 
-// No dims: all of them, but for all.dims and any.dims, which then reduce none.
+// Returns true for all.dims and any.dims with an empty `dim`, which reduce no
+// dim. Other ops with an empty `dim` reduce all dims.
 bool keeps_all_dims(const OpCall& call) {
   const auto& overload = call.op.schema().overload_name();
   const auto dim = rules::argument(call, "dim");
@@ -23,8 +24,6 @@ bool keeps_all_dims(const OpCall& call) {
          dim.toIntVector().empty();
 }
 
-// Reads (self, dim?, keepdim?) where the schema has them; all dims if `dim` is
-// absent, None or empty.
 Reduction read_reduction(const OpCall& call) {
   const int64_t ndim = call.tensors[0].dim();
   Reduction reduction{{}, false};
@@ -59,7 +58,6 @@ std::vector<OutputMeta> reduced_sizes(const OpCall& call) {
       call.op.schema().returns().size(), rules::contiguous(std::move(sizes))};
 }
 
-// Cuts of dims that are not reduced.
 std::vector<Strategy> keep_others(const OpCall& call, const StrategyContext&) {
   const auto reduction = read_reduction(call);
   std::vector<Strategy> strategies;
@@ -78,7 +76,8 @@ bool is_inexact(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-// Cuts of reduced dims, where an empty part reduces to the neutral element.
+// Adds strategies that shard a reduced dim, for ops that reduce an empty shard
+// to the neutral element.
 void finish_later(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -88,7 +87,7 @@ void finish_later(
   }
 }
 
-// The same for ops that refuse a part of no elements.
+// Adds strategies that shard a reduced dim, for ops that reject an empty shard.
 void finish_filled_later(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -101,7 +100,8 @@ void finish_filled_later(
   }
 }
 
-// A conversion to integers rounds every term of a Partial sum.
+// Returns true if the op converts its input to integers, which rounds each term
+// of a Partial sum.
 bool rounds(const OpCall& call) {
   const auto dtype = rules::argument(call, "dtype");
   return dtype.isInt() &&
@@ -131,7 +131,8 @@ std::vector<Strategy> sum(const OpCall& call, const StrategyContext& context) {
   return strategies;
 }
 
-// What counts or adds something that is not linear in the elements.
+// Serves ops that sum something that is not linear in the elements, such as a
+// count.
 std::vector<Strategy> count(
     const OpCall& call,
     const StrategyContext& context) {
@@ -160,7 +161,7 @@ std::vector<Strategy> prod(const OpCall& call, const StrategyContext& context) {
   return strategies;
 }
 
-// An empty part has no max.
+// An empty shard has no max or min, so every rank must have rows.
 template <ReduceOp op>
 std::vector<Strategy> extremum(
     const OpCall& call,
@@ -183,7 +184,7 @@ std::vector<Strategy> extrema(
   return strategies;
 }
 
-// any is the max of bools, all their min.
+// any is the max of bools, and all is their min.
 template <ReduceOp op>
 std::vector<Strategy> of_bools(
     const OpCall& call,
@@ -202,7 +203,8 @@ double norm_order(const OpCall& call) {
   return 2;
 }
 
-// Norms of other orders than these are no sum of the parts' norms.
+// Norms of other orders than 0, 1 and infinity are not a sum, max or min of the
+// shards' norms.
 void finish_norm_later(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -225,7 +227,8 @@ std::vector<Strategy> norm(const OpCall& call, const StrategyContext& context) {
   return strategies;
 }
 
-// The norm of a difference: cut only where nothing is broadcast.
+// dist is the norm of a difference. A dim may be sharded only if no tensor is
+// broadcast.
 std::vector<Strategy> dist(const OpCall& call, const StrategyContext& context) {
   std::vector<Strategy> strategies;
   if (call.tensors[0].sizes() == call.tensors[1].sizes()) {
@@ -264,7 +267,7 @@ void add_reduction_rules(RuleTable& table) {
       "max.dim max.dim_max min.dim min.dim_min argmax argmin var std var_mean "
       "std_mean logsumexp median nanmedian mode kthvalue",
       {.strategies = keep_others, .infer = reduced_sizes});
-  // Unsigned 64-bit numbers cannot be brought together again.
+  // c10d has no collectives for the result, unsigned 64-bit integers.
   table.add("hash_tensor", {});
 }
 

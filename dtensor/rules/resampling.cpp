@@ -1,5 +1,5 @@
-// Other sizes of planes, and other places in them: upsampling, grid sampling,
-// pads, patches, and channels that become positions.
+// Rules of ops that resize planes or move positions in them: upsampling, grid
+// sampling, padding, patches, and shuffles of channels and pixels.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -15,7 +15,8 @@ using rules::ViewDims;
 
 // --- upsampling and pads ----------------------------------------------------
 
-// Each position that comes out is one that went in.
+// Each output element is a copy of an input element, so every reduction
+// commutes with the op.
 std::vector<Strategy> picked(
     const OpCall& call,
     const StrategyContext& context) {
@@ -45,7 +46,7 @@ Rule::LocalArguments part_input_size(const LocalCall& local) {
   return {{position, local.outputs.at(0).sizes}};
 }
 
-// padding: [left, right] of the last dim, then of the one before.
+// `padding` is [left, right] of the last dim, then of the dim before it.
 std::vector<OutputMeta> padded_sizes(const OpCall& call) {
   const auto& input = call.tensors[0];
   const auto padding = call.arguments[1].toIntVector();
@@ -63,8 +64,8 @@ std::vector<OutputMeta> unpadded_sizes(const OpCall& call) {
       input.sizes().vec(), input.dim() > 3 && rules::has_channels_last(input))};
 }
 
-// Dims without pads may be cut, and reductions that leave the number alone may
-// wait.
+// Dims without padding may be sharded. The input may be Partial if its
+// reduction preserves the padding value.
 std::vector<Strategy> constant_pad(const OpCall& call, const StrategyContext&) {
   const auto padding = call.arguments[1].toIntVector();
   auto names = rules::all_dims(call.tensors[0].dim());
@@ -81,12 +82,12 @@ std::vector<Strategy> constant_pad(const OpCall& call, const StrategyContext&) {
 
 // --- grid sampling ----------------------------------------------------------
 
-// The positions of the grid, one letter each.
 std::string grid_names(const OpCall& call) {
   return rules::tensor_argument(call, "grid")->dim() == 4 ? "xy" : "xyz";
 }
 
-// Positions that come out are alone as well; the whole input is looked at.
+// Samples, channels and output positions may be sharded. An output position can
+// read any input position, so the input's spatial dims must be replicated.
 std::vector<Strategy> grid_sampler(const OpCall& call, const StrategyContext&) {
   const auto positions = grid_names(call);
   auto strategies = rules::cut_named_dims(
@@ -150,8 +151,9 @@ Rule::LocalArguments part_samples(const LocalCall& local) {
 
 // --- channels, positions and patches ----------------------------------------
 
-// [.., C * r * r, H, W] and [.., C, H * r, W * r]. The kernel of the one that
-// makes channels leaves an input without elements as it is.
+// Converts between [.., C * r * r, H, W] and [.., C, H * r, W * r]. The kernel
+// of pixel_unshuffle returns an empty input unchanged, with wrong sizes, so its
+// shards must not be empty.
 std::vector<Strategy> pixel_shuffle(
     const OpCall& call,
     const StrategyContext& context) {
@@ -188,7 +190,8 @@ std::vector<OutputMeta> shuffled_sizes(const OpCall& call) {
       input.sizes().vec(), input.dim() > 3 && rules::has_channels_last(input))};
 }
 
-// [N, C, H, W] and [N, C * patch, patches], either without N.
+// Converts between [N, C, H, W] and [N, C * patch, patches], with or without N.
+// Samples and channels may be sharded.
 std::vector<Strategy>
 patches(const OpCall& call, const StrategyContext& context, int64_t channel) {
   const auto from = call.tensors[0].sizes();

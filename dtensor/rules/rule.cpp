@@ -44,10 +44,11 @@ const RuleTable& built_in_rules() {
 
 // Note [Rules of own ops]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// Ops belong to the process (libtorch's dispatcher does), so their rules do:
-// the built-in ones are a table made at the first look, and those that users
-// register stand beside it, guarded by a mutex. They are only ever added, so
-// that a pointer to one stays valid; looked for where no plan is cached.
+// libtorch's dispatcher makes ops global to the process, so their rules are
+// too. The built-in rules are a table that the first lookup creates. The rules
+// that users register are in a separate map, guarded by a mutex. Rules are only
+// added and never removed, so that a pointer to a rule stays valid. A rule is
+// looked up only if no plan is cached.
 struct RegisteredRules {
   std::mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<const Rule>> rules;
@@ -86,7 +87,6 @@ bool OpCall::is_inplace() const {
          returns[0].alias_info()->isWrite();
 }
 
-// "a b c" adds one rule under three names ("aten::" is implied).
 void RuleTable::add(std::string_view names, const Rule& rule) {
   while (!names.empty()) {
     const size_t end = names.find(' ');
@@ -113,8 +113,8 @@ std::vector<std::pair<std::string, const Rule*>> RuleTable::list() const {
   return list;
 }
 
-// "Tensor_mode" of "out_mode", "dim" of "dim_out": the overload that an out=
-// form is a form of.
+// Returns the functional overload of an out= overload: "Tensor_mode" for
+// "out_mode", and "dim" for "dim_out".
 std::string without_out(std::string overload) {
   if (overload.ends_with("_out")) {
     overload.resize(overload.size() - std::string_view("_out").size());

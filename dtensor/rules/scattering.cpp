@@ -1,5 +1,6 @@
-// Picking and placing along one dim: the others may be cut where all tensors
-// have them in one size; so may the indices, where what they place is reduced.
+// Rules of ops that read or write at indices along one dim. Another dim may be
+// sharded if all tensors have it in the same size. The indices may be sharded
+// for reads, and for writes if elements at one index are reduced.
 
 #include <algorithm>
 #include <optional>
@@ -11,10 +12,9 @@
 namespace weft::dtensor {
 namespace {
 
-// The letter of the indices along the dim.
+// The letter that names the dim of the indices.
 constexpr char kIndex = 'Z';
 
-// Dims in which all of `tensors` are of one size, by letters; `dim` is '.'.
 std::string shared_dims(
     const std::vector<const TensorArgument*>& tensors,
     int64_t dim) {
@@ -86,7 +86,6 @@ std::vector<OutputMeta> index_select_sizes(const OpCall& call) {
 
 // --- placing ----------------------------------------------------------------
 
-// How elements at one index are combined.
 enum class ScatterReduceOp : uint8_t {
   kReplace,
   kAdd,
@@ -96,7 +95,6 @@ enum class ScatterReduceOp : uint8_t {
   kMin
 };
 
-// How the ops of this file name it.
 ScatterReduceOp scatter_reduce_op_of(const OpCall& call) {
   const auto name = call.name();
   if (name.starts_with("aten::scatter_add") ||
@@ -115,7 +113,6 @@ ScatterReduceOp scatter_reduce_op_of(const OpCall& call) {
                                                 : ScatterReduceOp::kMin;
 }
 
-// The reduction that ranks finish what they have placed with.
 std::optional<ReduceOp> reduction_of(ScatterReduceOp meeting) {
   switch (meeting) {
     case ScatterReduceOp::kAdd:
@@ -136,7 +133,8 @@ bool includes_self(const OpCall& call) {
   return !include.isBool() || include.toBool();
 }
 
-// Pending reductions on self and source together, and on either alone.
+// Adds strategies with self and source Partial together, and with only one of
+// them Partial.
 void add_scatter_reduce(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -176,7 +174,8 @@ void add_scatter_reduce(
   }
 }
 
-// Each rank places its part of the source into its own terms of self.
+// Adds `cut`, a strategy that shards the source, with a Partial self: each rank
+// writes its shard of the source into its own term of self.
 void add_cut_source(
     std::vector<Strategy>& strategies,
     const OpCall& call,
@@ -191,7 +190,8 @@ void add_cut_source(
   strategies.push_back(std::move(strategy));
 }
 
-// scatter(self, dim, index, src): all of one size but for `dim`.
+// scatter(self, dim, index, src): a dim other than `dim` may be sharded if all
+// three tensors have the same size in it.
 std::vector<Strategy> scatter_source(const OpCall& call) {
   const int64_t dim = indexed_dim(call);
   const auto& self = call.tensors[0];
@@ -210,7 +210,8 @@ std::vector<Strategy> scatter_source(const OpCall& call) {
   return strategies;
 }
 
-// A number instead of a source: added, it moves min and max along.
+// scatter with a number instead of a source. A number that is added commutes
+// with min and max.
 std::vector<Strategy> scatter_number(const OpCall& call) {
   const int64_t dim = indexed_dim(call);
   const auto& index = call.tensors[1];
@@ -239,15 +240,16 @@ std::vector<Strategy> scatter(const OpCall& call, const StrategyContext&) {
   return call.tensors.size() > 2 ? scatter_source(call) : scatter_number(call);
 }
 
-// libtorch's product of rows in half precision fails on rows of one element,
-// which a part may have.
+// Returns true if the kernel fails on shards of one element: libtorch's
+// index_reduce does for products in half precision.
 bool asserts_on_single_elements(const OpCall& call) {
   return call.name().starts_with("aten::index_reduce") &&
          scatter_reduce_op_of(call) == ScatterReduceOp::kMultiply &&
          c10::isReducedFloatingType(call.tensors[0].tensor.scalar_type());
 }
 
-// index_add(self, dim, index, source): rows of `source` into those of self.
+// index_add(self, dim, index, source): each row of `source` is combined with
+// the row of self at its index.
 std::vector<Strategy> index_rows(const OpCall& call, const StrategyContext&) {
   const int64_t dim = indexed_dim(call);
   const auto& self = call.tensors[0];

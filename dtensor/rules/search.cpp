@@ -1,5 +1,5 @@
-// Ops that look numbers up among others or count them, and those whose results'
-// sizes depend on the values: full tensors, on every rank.
+// Rules of ops that look numbers up or count them. Ops whose output sizes
+// depend on the values run on full tensors.
 
 #include "dtensor/rules/named_dims.h"
 
@@ -8,9 +8,9 @@ namespace {
 
 using rules::tensor_argument;
 
-// How many boundaries lie below each number: what parts of them say adds up.
-// Boundaries of one dim serve every number; those of more have a row for each
-// of the numbers' rows.
+// The result is the number of boundaries below each number, so sharded
+// boundaries give a Partial sum. Boundaries of one dim serve every number;
+// boundaries of more dims have one row per row of numbers.
 std::vector<Strategy> look_up(const OpCall& call, const StrategyContext&) {
   const auto* self = tensor_argument(call, "self");
   const auto* sequence = tensor_argument(call, "sorted_sequence");
@@ -45,7 +45,7 @@ Strategy count_part(const OpCall& call, int64_t d, size_t outputs) {
   return strategy;
 }
 
-// Counts add up, unless they are divided by their sum.
+// The counts of shards add up, unless `density` divides them by their sum.
 std::vector<Strategy>
 count_over(const OpCall& call, int64_t dims, const StrategyContext& context) {
   std::vector<Strategy> strategies;
@@ -58,7 +58,8 @@ count_over(const OpCall& call, int64_t dims, const StrategyContext& context) {
   return strategies;
 }
 
-// Equal limits stand for those of the data, which no rank knows alone.
+// Equal values of `min` and `max` stand for the limits of the data, which no
+// single rank knows.
 std::vector<Strategy> histc(
     const OpCall& call,
     const StrategyContext& context) {
@@ -91,7 +92,8 @@ std::vector<Strategy> histogram(
   return count_over(call, call.tensors[0].dim(), context);
 }
 
-// [..., D]: D numbers each point.
+// The input is [..., D], with D coordinates per point. Only the other dims may
+// be sharded.
 std::vector<Strategy> histogramdd(
     const OpCall& call,
     const StrategyContext& context) {
@@ -129,7 +131,8 @@ std::vector<OutputMeta> histogramdd_sizes(const OpCall& call) {
 
 // --- segments ---------------------------------------------------------------
 
-// Segments lie along `axis`, whose dims before it have lengths of their own.
+// Segments are along `axis`, which must be replicated. `lengths` and `offsets`
+// also have the dims of `data` before `axis`.
 std::string segment_names(const OpCall& call) {
   const auto& data = *tensor_argument(call, "data");
   const int64_t at = rules::argument_position(call, "axis");

@@ -1,5 +1,5 @@
-// Ops that show the same elements under another shape: a shard follows its
-// dim. Their _copy forms are the same with memory of their own.
+// Rules of ops that return the same elements with another shape: a shard
+// follows its dim. The _copy forms have the same rules and return new memory.
 
 #include <algorithm>
 
@@ -16,7 +16,8 @@ using rules::ViewDims;
 
 using Describe = ViewDims (*)(const OpCall&, const StrategyContext&);
 
-// Shards follow the description; any pending reduction waits.
+// Shards follow the dims that `describe` returns, and every reduction commutes
+// with the op.
 template <Describe describe>
 std::vector<Strategy> follow(
     const OpCall& call,
@@ -62,7 +63,7 @@ ViewDims permute_dims(const OpCall& call, const StrategyContext&) {
   return dims;
 }
 
-// Dims of one row become longer: those are broadcast.
+// A dim of size 1 that becomes longer is broadcast, so it has no input dim.
 ViewDims expand_dims(const OpCall& call, const StrategyContext& context) {
   const auto in = call.tensors[0].sizes();
   const auto& out = context.outputs.at(0).sizes;
@@ -83,8 +84,9 @@ ViewDims unsqueeze_dims(const OpCall& call, const StrategyContext&) {
   return dims;
 }
 
-// squeeze, squeeze.dim and squeeze.dims: the dims of one row among those named
-// go, or all of them.
+// The `dim` argument of squeeze, squeeze.dim and squeeze.dims. The op removes
+// the dims of size 1 among those, or all dims of size 1 if there is no
+// argument.
 struct Squeeze {
   const c10::IValue dim;
 
@@ -97,8 +99,9 @@ struct Squeeze {
     const auto dims = call.dims_argument(1, call.tensors[0].dim());
     return std::ranges::find(dims, d) != dims.end();
   }
-  // Dims of one row on this rank alone would go too, unless the local op is
-  // told which dims are meant: the others cannot be cut.
+  // The local op would also remove a dim that has size 1 only on this rank.
+  // With squeeze.dims the local call names the dims to remove; with the other
+  // forms a dim that may be removed cannot be sharded.
   bool may_cut(const OpCall& call, int64_t d) const {
     return dim.isIntList() || !takes(call, d);
   }
@@ -131,13 +134,13 @@ Rule::LocalArguments squeezed_dims(const LocalCall& local) {
   return {{1, dims}};
 }
 
-// select and unbind take `dim` away; every other one may be cut.
 ViewDims select_dims(const OpCall& call, const StrategyContext&) {
   const int64_t ndim = call.tensors[0].dim();
   return rules::without_dim(ndim, call.dim_argument(1, ndim));
 }
 
-// The dims that are not `dim`; it too, where nothing of it is left out.
+// Every dim except `dim` may be sharded. `dim` may be sharded, too, if a slice
+// takes all of its rows.
 ViewDims part_of(const OpCall& call, const StrategyContext& context) {
   const int64_t ndim = call.tensors[0].dim();
   auto dims = rules::kept_dims(ndim);
@@ -152,9 +155,10 @@ ViewDims part_of(const OpCall& call, const StrategyContext& context) {
   return dims;
 }
 
-// unfold(dim, size, step): the windows of `dim`, whose rows are a new last
-// dim. Windows that lie side by side split it, if every rank has some: the op
-// refuses a tensor shorter than a window.
+// unfold(dim, size, step) returns the windows of `dim`, with the rows of a
+// window as a new last dim. `dim` may be sharded if the windows are adjacent
+// and each rank has some, because the op rejects a tensor shorter than a
+// window.
 ViewDims window_dims(const OpCall& call, const StrategyContext& context) {
   const int64_t ndim = call.tensors[0].dim();
   if (ndim == 0) {
@@ -197,8 +201,8 @@ std::vector<OutputMeta> repeated_sizes(const OpCall& call) {
   return {rules::contiguous(std::move(sizes))};
 }
 
-// The real and the imaginary part as a last dim of two rows, and back: not
-// numbers that min, max or product could be taken of.
+// The ops conjugate, negate, or convert between complex numbers and a last dim
+// of size 2. They are linear, but do not all commute with min, max and product.
 std::vector<Strategy> complex_parts(
     const OpCall& call,
     const StrategyContext& context) {
@@ -212,9 +216,9 @@ std::vector<Strategy> complex_parts(
   return strategies;
 }
 
-// The same bytes as another dtype: the last dim may change its size. Equal
-// parts of it grow alike; those that would have to shrink may not are placed so
-// in memory.
+// view.dtype keeps the bytes, so the last dim may change its size. Equal shards
+// of it all grow alike. A dim that shrinks cannot be sharded, because the
+// memory layout of a shard may not allow it.
 std::vector<Strategy> reinterpreted(
     const OpCall& call,
     const StrategyContext& context) {
@@ -230,7 +234,6 @@ std::vector<Strategy> reinterpreted(
   return strategies;
 }
 
-// Rules of a view and of its copying form.
 void add_both(
     RuleTable& table,
     std::string_view views,

@@ -1,5 +1,6 @@
-// What goes back through views of a part, and what writes to such a part:
-// zeros, or the whole, around the part. Diagonals, forward and backward.
+// Rules of the backward forms of views of a part, and of ops that write to such
+// a part: the rest of the result is zeros or self. Also diagonals, forward and
+// backward.
 
 #include "dtensor/rules/named_dims.h"
 #include "dtensor/rules/partial.h"
@@ -16,8 +17,8 @@ std::vector<OutputMeta> given_sizes(const OpCall& call) {
   return {rules::contiguous(call.arguments[1].toIntVector())};
 }
 
-// Strategies of an op with the one input that `dims` describe; the zeros around
-// it are left alone by any reduction.
+// Returns the strategies of an op with one input, whose dims are `dims`. Every
+// reduction preserves the zeros around the input.
 std::vector<Strategy> around(
     const OpCall& call,
     const StrategyContext& context,
@@ -51,9 +52,9 @@ std::vector<Strategy> slice_backward(
   return around(call, context, dims);
 }
 
-// unfold_backward(grad_in, input_sizes, dim, size, step): windows that lie
-// side by side are rows of one dim again, if every rank has some: the op
-// refuses a tensor shorter than a window.
+// unfold_backward(grad_in, input_sizes, dim, size, step): `dim` may be sharded
+// if the windows are adjacent and each rank has some, because the op rejects a
+// tensor shorter than a window.
 std::vector<Strategy> unfold_backward(
     const OpCall& call,
     const StrategyContext& context) {
@@ -111,7 +112,8 @@ std::vector<Strategy> slice_scatter(
 
 // --- diagonals --------------------------------------------------------------
 
-// The dims of a matrix whose diagonal is a last dim of another tensor.
+// The dims of a matrix and the offset of its diagonal, which is the last dim of
+// another tensor.
 struct Diagonal {
   int64_t offset;
   int64_t row;
@@ -126,8 +128,9 @@ struct Diagonal {
     column = call.dim_argument(offset_argument + 2, ndim);
   }
 
-  // Where the diagonal has an element in every row (or column), rows that are
-  // cut are elements that are cut. -1: it has not.
+  // Returns `row` or `column` if the diagonal has an element in each row or
+  // each column, so that a shard of that dim is a shard of the diagonal.
+  // Otherwise returns -1.
   int64_t crossed(c10::IntArrayRef matrix) const {
     const int64_t rows = matrix[row];
     const int64_t columns = matrix[column];
@@ -137,14 +140,15 @@ struct Diagonal {
     return offset <= 0 && rows + offset >= columns ? column : -1;
   }
 
-  // Seen from a block of the matrix, the diagonal is elsewhere.
+  // Returns the argument `offset` of the local call: the diagonal relative to
+  // the local block of the matrix.
   Rule::LocalArguments seen_from(const LocalBox& box) const {
     return {{offset_argument, offset + box.offset[row] - box.offset[column]}};
   }
 };
 
-// The matrix's dims by name, '.' for those of its rows and columns that have
-// to be whole; and those of its diagonal.
+// Returns the names of the dims of the matrix and of its diagonal. A row or
+// column dim that must be replicated is '.'.
 std::pair<std::string, std::string> diagonal_names(
     const Diagonal& diagonal,
     c10::IntArrayRef matrix) {

@@ -3,7 +3,8 @@
 namespace weft::dtensor::rules {
 namespace {
 
-// The first dim of a run that has more than one row: the one that can be cut.
+// Returns the dim of a run that can be sharded: the first one with more than
+// one row, or the only one. Returns -1 if there is none.
 int64_t leading(c10::IntArrayRef sizes, const std::vector<int64_t>& run) {
   for (const int64_t dim : run) {
     if (sizes[dim] != 1 || run.size() == 1) {

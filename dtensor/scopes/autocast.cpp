@@ -50,7 +50,7 @@ Autocast::~Autocast() {
 
 namespace detail {
 
-// Autocast is off while its kernels cast, and outside of scopes.
+// In an enabled scope, autocast is disabled while one of its kernels casts.
 bool is_cast_of_autocast(c10::DeviceType device, c10::ScalarType dtype) {
   const auto* scope = static_cast<const AutocastState*>(
       c10::ThreadLocalDebugInfo::get(autocast_kind()));

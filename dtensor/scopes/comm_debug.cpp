@@ -17,12 +17,13 @@ namespace weft::dtensor {
 
 // Note [Who caused a collective]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A collective is seen where it is launched, by the observer of mesh/. Why it
-// was launched is known above: RedistributeScope says of which tensor it is a
-// step, hooks of the modules in whose call it happens. Both are kept in a
-// context that nested modes share. In a backward the modules' calls are over,
-// so nodes that move gradients remember the module they were made in; and
-// parameters, whose names collectives carry, name theirs.
+// The observer of mesh/ sees a collective when it is launched. Callers further
+// up know the reason: RedistributeScope records the tensor whose redistribution
+// it is a step of, and module hooks record the module whose call is running.
+// Both are stored in a context that nested modes share. In backward, the calls
+// of the modules have ended. So nodes that redistribute gradients store the
+// module in which they were created, and the names of parameters, which their
+// collectives carry, contain the module.
 
 namespace detail {
 
@@ -43,7 +44,8 @@ struct CommContext {
 
 namespace {
 
-// A base that tells this library's observers from others.
+// The base of this library's observers. A dynamic_cast to it distinguishes them
+// from others.
 struct CommObserver : mesh::CollectiveObserver {
   std::shared_ptr<CommContext> context;
 };
@@ -76,7 +78,8 @@ RedistributeScope::RedistributeScope(
       std::string(cheaper),
       is_implicit};
   const std::lock_guard lock(context_->mutex);
-  // What moves a tensor for an op calls what moves any.
+  // A scope inside another one is a part of the same redistribution, so it
+  // inherits what the outer one knows of its op.
   if (!context_->moves.empty()) {
     move.is_implicit |= context_->moves.back().is_implicit;
     if (move.cheaper.empty()) {
@@ -133,7 +136,8 @@ using detail::CommContext;
 
 constexpr const char* kWatch = "watch";
 
-// Marks a module whose calls are told to the one that records, once for all.
+// Marks a module that already has the hooks of watch(). They report its calls
+// to the active CommDebugMode and are never removed.
 struct Watched : ModuleHooks {};
 
 void watch(torch::nn::Module& module, const std::string& name) {
@@ -158,7 +162,8 @@ void watch(torch::nn::Module& module, const std::string& name) {
   });
 }
 
-// "model.layers.0.mlp" of "model.layers.0.mlp.weight", a parameter's name.
+// Returns the module in a parameter's name: "model.layers.0.mlp" for
+// "model.layers.0.mlp.weight". Empty for the name of an op.
 std::string module_of_parameter(const std::string& name) {
   const auto word = name.substr(0, name.find(' '));
   const size_t dot = word.rfind('.');
@@ -217,8 +222,8 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
         return mesh->mesh_dim_names()[i];
       }
     }
-    // The group of a flattened mesh has the names of the mesh's dims. If they
-    // have all ranks, it is the world's group.
+    // The group of a flattened mesh is named after the mesh's dims. If it has
+    // all ranks, it can be the world's group, so its name is composed here.
     if (mesh && mesh->ndim() > 1 && group.ranks == mesh->ranks()) {
       std::vector<std::string> names;
       for (int64_t i = 0; i < mesh->ndim(); ++i) {
@@ -272,7 +277,8 @@ struct CommDebugMode::Recorder final : detail::CommObserver {
 CommDebugMode::CommDebugMode(const CommDebugOptions& options)
     : recorder_(std::make_shared<Recorder>(options)) {
   if (options.module) {
-    // Hooks are modules as well: the list is made before there are more.
+    // Hooks are modules as well, so the list of modules is made before watch()
+    // adds hooks.
     for (const auto& item : options.module->named_modules()) {
       if (!dynamic_cast<ModuleHooks*>(item.value().get())) {
         watch(

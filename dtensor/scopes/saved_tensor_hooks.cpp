@@ -21,7 +21,7 @@ constexpr std::string_view kSavedTensorsKind = "WEFT_SAVED_TENSORS_HOOKS";
 struct HookPair : c10::DebugInfoBase {
   SavedTensorsHooks::Pack pack;
   SavedTensorsHooks::Unpack unpack;
-  /// Until the scope ends.
+  /// The tensors of keep_while_hooked(), released when the scope ends.
   std::vector<at::Tensor> kept;
 };
 
@@ -40,8 +40,8 @@ class PackedVariable final : public torch::autograd::SavedVariableHooks {
       : pack_(hooks.pack), unpack_(hooks.unpack) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    // With its history, what a node saves of its own output would hold the
-    // node.
+    // The history is removed, because a node that saves its own output would
+    // hold itself through it.
     packed_ = pack_(tensor.requires_grad() ? tensor.detach() : tensor);
   }
   at::Tensor call_unpack_hook() override { return unpack_(packed_); }
@@ -67,12 +67,14 @@ class HookedEngine final : public Engine {
 };
 
 Engine& hooked_engine() {
-  // libtorch wants one for the life of the process.
+  // libtorch requires an engine that exists until the process exits.
   static const auto engine = std::make_unique<HookedEngine>();
   return *engine;
 }
 
-// Before the first backward pass: an engine starts its threads once.
+// True if this library's engine was installed. It is installed when the library
+// is loaded, before the first backward pass, because an engine starts its
+// threads only once.
 const bool kInstalled = [] {
   const Engine& engine = Engine::get_default_engine();
   const bool is_libtorchs = typeid(engine) == typeid(Engine);
@@ -103,7 +105,8 @@ SavedTensorsHooks::SavedTensorsHooks(Pack pack, Unpack unpack)
       guard_(saved_tensors_kind(), scope_) {}
 
 SavedTensorsHooks::~SavedTensorsHooks() {
-  // Others may hold the scope: what was captured of this thread's state.
+  // A captured ThreadLocalState may hold the scope longer, so the tensors are
+  // released here.
   static_cast<HookPair&>(*scope_).kept.clear();
 }
 

@@ -12,10 +12,11 @@ namespace {
 
 // Note [Scopes]
 // ~~~~~~~~~~~~~
-// A scope is an entry of c10::ThreadLocalDebugInfo: libtorch's own stack of
+// A scope is an entry of c10::ThreadLocalDebugInfo, libtorch's own stack of
 // thread-local state, which autograd's threads inherit from the thread that
-// calls backward(). An entry is immutable (but for what it has warned of) and
-// holds all that its scope and the outer ones say, so a look finds the first.
+// calls backward(). An entry is immutable, except for the set of its warnings.
+// It has the settings of its scope and of the outer ones, so a lookup reads
+// only the innermost entry.
 struct ScopeState : c10::DebugInfoBase {
   bool implicit_replication = false;
   ExplicitRedistributionOptions redistribution{.enable = false};

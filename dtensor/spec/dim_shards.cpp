@@ -16,7 +16,7 @@ ShardRange shard_range(int64_t size, int64_t num_shards, int64_t index) {
 
 namespace {
 
-// Adds rows that come after all that are there.
+// Appends rows, which must be behind all rows in `ranges`.
 void append(RowRanges& ranges, int64_t begin, int64_t length) {
   if (length == 0) {
     return;
@@ -31,7 +31,8 @@ void append(RowRanges& ranges, int64_t begin, int64_t length) {
   }
 }
 
-// The first row of rank `index`, for a cut whose parts are one range each.
+// Returns the first row of rank `index`. Each part of the shard must be one
+// range.
 int64_t cut_begin(const DimShard& cut, int64_t size, int64_t index) {
   if (cut.sizes.empty()) {
     return shard_range(size, cut.shards, index).begin;
@@ -43,7 +44,7 @@ int64_t cut_begin(const DimShard& cut, int64_t size, int64_t index) {
   return begin;
 }
 
-// The rows of `outer` that stand at the positions `inner`.
+// Returns the rows of `outer` at the positions `inner`.
 RowRanges select(const RowRanges& outer, const RowRanges& inner) {
   RowRanges selected;
   auto from = outer.begin();
@@ -70,19 +71,20 @@ RowRanges select(const RowRanges& outer, const RowRanges& inner) {
 
 // Note [Order of shards]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Mesh dims cut a tensor dim in mesh order, each what the ones before it left.
-// A StridedShard puts its mesh dim behind later ones: its split factor counts
-// the parts that those have made already. With the mesh dims a and b,
-// [_S(0, b), S(0)] means that b cuts first and a cuts what b left. Read from
-// the last mesh dim to the first, each goes to the front of the order, or as
-// far behind others as its split factor divides by their ranks. A StridedShard
-// whose factor that uses up is an ordinary cut, of however many rows: every
-// rank holds one range. What is left of a factor cuts chunks: no mesh dim made
-// them, and a rank holds a part of each.
+// Mesh dims shard a tensor dim in mesh order: each one shards what the ones
+// before it left. A StridedShard puts its mesh dim behind later ones. Its split
+// factor is the number of parts that these have already made. With the mesh
+// dims a and b, [_S(0, b), S(0)] means that b shards first and a shards what b
+// left. The order is built from the last mesh dim to the first. Each mesh dim
+// goes to the front of the order, or as far behind others as its split factor
+// is divisible by their numbers of ranks. A StridedShard whose factor is used
+// up by this is an ordinary shard of any number of rows: every rank holds one
+// range. A remaining factor stands for chunks that no mesh dim made: every rank
+// holds a part of each chunk.
 //
-// So a cut is described by what comes before it in the order alone, and the
-// last one can be undone, or another put behind it, without changing what the
-// others are: that is what redistributions are made of.
+// So the meaning of a shard depends only on the shards before it in the order.
+// The last shard can be removed, or another one added behind it, without
+// changing the others. Redistributions consist of such steps.
 DimShards dim_shards(
     const Placements& placements,
     c10::IntArrayRef mesh_shape,

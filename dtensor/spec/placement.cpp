@@ -42,7 +42,8 @@ class NumberReader {
     return value;
   }
 
-  /// Takes `c` if it is next, and the spaces after a comma.
+  /// Consumes `c` if it is next, and the spaces after a comma. Returns true if
+  /// it was next.
   bool take(char c) {
     if (!rest_.starts_with(c)) {
       return false;
@@ -97,7 +98,8 @@ Placement parse_strided(std::string_view whole, std::string_view inner) {
   return StridedShard(dim, split_factor);
 }
 
-// Far beyond any tensor: keeps the dim and its code exact.
+// Refuses dims far beyond those of any tensor, so that a dim fits into int32_t
+// and into its 24 bits of code().
 void check_dim(int64_t tensor_dim) {
   constexpr int64_t kMax = 1 << 20;
   if (tensor_dim < -kMax || tensor_dim > kMax) {

@@ -123,11 +123,11 @@ void put_from(
   }
 }
 
-// Bytes that follow each other on both sides of a copy between a box of a
-// contiguous tensor and a contiguous part: all dims behind the last cut one,
-// and what lies in that of each of those before.
+// A copy between a box of a contiguous tensor and a contiguous part, in runs of
+// bytes that are adjacent on both sides. A run has the rows of dim `first_dim`
+// and everything in the dims after it.
 struct BoxCopy {
-  /// In bytes.
+  /// The length of a run in bytes.
   size_t run;
   size_t first_dim;
   std::vector<int64_t> strides;
@@ -138,12 +138,14 @@ bool is_plain(const at::Tensor& tensor) {
          tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Shorter runs, and with several threads large parts, are better off in
-// libtorch's own copy.
+// libtorch's own copy is faster for shorter runs, and for larger parts if there
+// are several threads.
 constexpr size_t kMinRun = 64;
 constexpr size_t kMaxOfOneThread = size_t{1} << 20;
 
-// None where it is no such copy.
+// Returns how to copy the box in runs, or nullopt if `positions` is not a box,
+// the tensors are not contiguous CPU tensors of one dtype, or libtorch's own
+// copy is faster.
 std::optional<BoxCopy> plan_box(
     const at::Tensor& tensor,
     const Region& positions,
@@ -172,7 +174,7 @@ std::optional<BoxCopy> plan_box(
   return copy.run < kMinRun ? std::nullopt : std::optional(std::move(copy));
 }
 
-// Calls `move(place in the tensor, place in the part)`, both in bytes, for
+// Calls `move(offset in the tensor, offset in the part)`, both in bytes, for
 // each run.
 template <class Move>
 void for_each_run(
@@ -196,7 +198,8 @@ void for_each_run(
 
 } // namespace
 
-// A slice of each sample of a batch is a few memcpys: less than one view costs.
+// A slice of each sample of a batch needs only a few memcpy calls, which cost
+// less than one view.
 void put_region(
     const at::Tensor& tensor,
     const Region& positions,

@@ -20,7 +20,7 @@ struct DTensorSpec::Entry {
   bool has_partial = false;
   bool has_shard = false;
   bool is_chunked = true;
-  /// The next one of its bucket in the mesh's table.
+  /// The next entry of the same bucket in the mesh's table.
   std::unique_ptr<Entry> next;
 
   Entry() = default;
@@ -45,8 +45,8 @@ size_t hash_of(const Placements& placements) {
   return hash;
 }
 
-// The table of a mesh's specs lives in the mesh's shared state. Entries are
-// only ever added, so that those that look need neither a lock nor memory.
+// The table of a mesh's specs, stored in the mesh's shared state. Entries are
+// only added, so that lookups need neither a lock nor memory.
 class SpecTable {
  public:
   using Entry = DTensorSpec::Entry;
@@ -86,7 +86,6 @@ class SpecTable {
   std::array<Bucket, kBuckets> buckets_;
 };
 
-// The only spec on the mesh of no dims.
 const DTensorSpec::Entry* unplaced() {
   static const DTensorSpec::Entry entry;
   return &entry;
@@ -109,14 +108,15 @@ DTensorSpec::DTensorSpec(
     const mesh::DeviceMesh& mesh,
     const Placements& placements)
     : mesh_(mesh) {
-  WEFT_CHECK_EQ(
+  WEFT_CHECK(
+      placements.size() == static_cast<size_t>(mesh.ndim()),
       "spec",
-      placements.size(),
-      static_cast<size_t>(mesh.ndim()),
       mesh::ErrorContext{mesh.describe_rank()},
-      "Give one placement per mesh dim; got ",
+      "placements: got ",
       dtensor::to_string(placements),
-      ".");
+      ", expected ",
+      mesh.ndim(),
+      ", one per mesh dim.");
   for (size_t i = 0; i < placements.size(); ++i) {
     const auto& rows = placements[i].shard_sizes();
     WEFT_CHECK(
@@ -154,7 +154,7 @@ bool DTensorSpec::is_chunked() const {
 }
 
 DTensorSpec DTensorSpec::with(const Placements& placements) const {
-  // Without a look at the table where nothing changes.
+  // If nothing changes, the lookup in the table is skipped.
   return placements == this->placements() ? *this
                                           : DTensorSpec(mesh(), placements);
 }
@@ -193,13 +193,13 @@ std::vector<int64_t> own_coordinate(const DTensorSpec& spec) {
   return coordinate;
 }
 
-// All the mesh's shards of one tensor dim.
 DimShards dim_shards(const DTensorSpec& spec, int64_t tensor_dim) {
   return dtensor::dim_shards(
       spec.placements(), spec.mesh().shape(), tensor_dim);
 }
 
-// What every rank throws, whichever has the part in question.
+// Throws if the given rows do not add up. Every rank throws the same error, not
+// only the ranks that hold the part in question.
 void refuse_rows(
     const DTensorSpec& spec,
     c10::IntArrayRef global_sizes,
@@ -225,8 +225,8 @@ void refuse_rows(
       ". Give each rank's rows of what the mesh dims before leave.");
 }
 
-// The first cut whose given rows do not add up to what the cuts before it may
-// leave on any rank, and what that is.
+// The first shard whose given rows do not add up to the rows that the shards
+// before it leave on some rank, and both numbers of rows.
 struct Misfit {
   DimShard cut;
   int64_t given;
@@ -281,7 +281,6 @@ bool is_chunk_rule(const std::vector<int64_t>& rows) {
   return true;
 }
 
-// Whether any rank of the mesh holds a list of several ranges.
 bool has_ranges_at_any(
     const DimShards& cuts,
     int64_t size,

@@ -21,8 +21,8 @@ namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-// A DTensorSpec of no mesh is made with a mesh of its own: nodes have none
-// until they get theirs.
+// A node gets its spec after it is created. A default DTensorSpec would create
+// a mesh without dims until then.
 using LateSpec = std::optional<DTensorSpec>;
 
 struct ToLocalBackward final : Node {
@@ -36,7 +36,8 @@ struct ToLocalBackward final : Node {
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
-    // E.g. what sum() sends back: one number shown many times.
+    // The gradient of sum(), for example, is not dense: it is one number
+    // expanded to all elements.
     const bool dense = grads[0].is_non_overlapping_and_dense();
     const bool shared = dense && is_shared_gradient(grads[0]);
     auto result = from_local_impl(
@@ -61,8 +62,8 @@ struct FromLocalBackward final : Node {
     }
     require_dtensor_gradient(grads[0], "from_local backward");
     const bool shared = is_shared_gradient(grads[0]);
-    // Where the ranks hold terms of a sum, the gradient goes to each of them,
-    // and what comes back from them (a second derivative) is to be added up.
+    // If the ranks hold terms of a sum, the gradient goes to each of them.
+    // Their second derivatives are then terms of a sum as well.
     auto second = grad_spec->placements();
     for (int64_t i = 0; i < spec->mesh_ndim(); ++i) {
       if (spec->placement(i).is_partial() && second[i].is_replicate()) {
@@ -79,9 +80,9 @@ struct FromLocalBackward final : Node {
   }
 };
 
-// The local tensor under another impl that shares the DTensor's version
-// counter, so that autograd notices when the DTensor is changed in place after
-// a region saved its local tensor.
+// Returns the local tensor with another TensorImpl that shares the DTensor's
+// version counter, so that autograd notices if the DTensor is changed in place
+// after a region saved its local tensor.
 at::Tensor alias_local(DTensorImpl& impl) {
   return at::Tensor(impl.local().unsafeGetTensorImpl()->shallow_copy_and_detach(
       impl.version_counter(), /*allow_tensor_metadata_change=*/false));
@@ -105,16 +106,17 @@ at::Tensor to_local_recorded(
 
 // Note [Shared redistribution]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// q, k and v (gate and up) ask for the same input in the same placement. The
-// first call's local tensor is remembered on the input's impl, so the others
-// take it: one gather forward, and backward one reduction, since autograd adds
-// the gradients of the shared tensor before it goes through the gather. While
-// a graph is recorded the entry is weak (the graph holds the tensor as long as
-// it is needed; a strong one would be a cycle for leaves); without a graph it
-// is strong and dies with the input. Hooks that take what the graph would have
-// saved (activation checkpointing) hold the tensor as long as they live. An
-// entry never serves another version of the data, which is counted by a
-// WriteCounter under InferenceMode, or the other grad mode.
+// q, k and v (or gate and up) request the same input with the same placements.
+// The first call stores its local tensor in the input's impl, and the other
+// calls return it. So there is one gather in forward, and one reduction in
+// backward, since autograd adds the gradients of the shared tensor before it
+// passes the sum to the gather's node. While a graph is recorded, the reference
+// is weak: the graph holds the tensor as long as it is needed, and a strong
+// reference would be a cycle for leaves. Without a graph, the reference is
+// strong and ends with the input. Hooks that take what the graph would have
+// saved (activation checkpointing) hold the tensor as long as their scope
+// exists. An entry is used only for the same version of the data and the same
+// grad mode. In InferenceMode, a WriteCounter counts versions.
 at::Tensor find_shared(DTensorImpl& impl, const DTensorImpl::Shared& wanted) {
   std::erase_if(impl.shared, [&](const auto& entry) {
     return entry.version != wanted.version ||

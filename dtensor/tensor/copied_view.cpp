@@ -15,26 +15,26 @@ namespace weft::dtensor {
 // Note [Copied views]
 // ~~~~~~~~~~~~~~~~~~~
 // A view op runs on the local tensors, and its result shares their memory: a
-// write to one is seen by the other. Where the op first had to redistribute its
-// input, or the local tensor is not laid out as the view needs it, the result's
+// write to one is visible in the other. If the op had to redistribute its input
+// first, or the local tensor's strides do not allow the view, the result's
 // local tensor is a view of a copy. Such a DTensor, a copied view, and all
-// further views of it keep a CopiedView, by which they behave as if they shared
-// memory with the base:
+// further views of it have a CopiedView, with which they behave as if they
+// shared memory with the base:
 //
-// - After a write to a copied view, the whole copy is redistributed to where
-//   the base lies and written there (note_write). If the base is a copied view
-//   too, the same is done for it.
-// - Before a copied view is read or written, the copy is made again if the
-//   base's memory has been written to since (refresh).
+// - After a write to a copied view, the whole copy is redistributed to the
+//   base's placements and written there (note_write). If the base is a copied
+//   view too, the same is done for it.
+// - Before a copied view is read or written, the copy is updated if the base's
+//   memory was written to since (refresh).
 //
-// Who writes to a base may not know of its copies: it may be another view, or a
-// detached tensor. So writes are counted for the memory, not for the tensor, by
-// a WriteCounter. All ranks run the same ops on the same DTensors, so they
-// agree on when a copy is out of date; no rank asks another.
+// Code that writes to a base may not know of its copies: it may use another
+// view or a detached tensor. So a WriteCounter counts writes to the memory, not
+// to the tensor. All ranks run the same ops on the same DTensors, so they agree
+// on when a copy is out of date, without communication.
 
 namespace {
 
-// The copy, in the memory that a view of it has.
+// Returns the copy, of whose memory `view_local` is a view.
 at::Tensor copy_of(const CopiedView& link, const at::Tensor& view_local) {
   return at::empty({0}, view_local.options())
       .set_(
@@ -44,7 +44,8 @@ at::Tensor copy_of(const CopiedView& link, const at::Tensor& view_local) {
           link.copy_strides);
 }
 
-// Conjugating and negating are their own inverses.
+// Computes the copy's values from the base's, or the reverse, because
+// conjugation and negation are their own inverses.
 at::Tensor apply(CopiedView::Values values, const at::Tensor& local) {
   switch (values) {
     case CopiedView::Values::kConjugated:
@@ -56,7 +57,8 @@ at::Tensor apply(CopiedView::Values values, const at::Tensor& local) {
   }
 }
 
-// `memory`: a local tensor in the copy's memory.
+// Updates the copy, and before it the copies on which its base depends.
+// `memory` is a local tensor in the copy's memory.
 void refresh_copy(CopiedView& link, const at::Tensor& memory) {
   if (link.base_view) {
     refresh_copy(*link.base_view, link.base_local);

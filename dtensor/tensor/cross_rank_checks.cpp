@@ -19,9 +19,10 @@ namespace {
 
 constexpr const char* kFromLocal = "from_local";
 
-// What one rank gives; written without a check that could throw there alone.
+// The arguments of one rank. They are exchanged before any check that could
+// throw on this rank only.
 struct Claim {
-  // All that has to be the same on every rank.
+  // The properties that must be identical on every rank.
   std::string common;
   std::vector<int64_t> local_sizes;
 };
@@ -32,7 +33,8 @@ std::string describe_optional(
   return numbers ? c10::str(", ", what, " ", c10::IntArrayRef(*numbers)) : "";
 }
 
-// What a tensor is that cannot be split into parts; empty if it can.
+// Returns the kind of a tensor that cannot be split into parts. Empty if it
+// can.
 std::string non_dense_reason(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return "an undefined tensor";
@@ -82,7 +84,7 @@ Claim parse_claim(const std::string& text) {
   return claim;
 }
 
-// Every rank's text, in the mesh's order, which is that of its ranks().
+// Returns the texts of all ranks, in the order of the mesh's ranks().
 std::vector<std::string> gather_over_mesh(
     const mesh::DeviceMesh& mesh,
     const std::string& own) {
@@ -201,11 +203,12 @@ void check_replicas(const at::Tensor& local, const DTensorSpec& spec) {
 }
 
 int64_t hash_of(const std::string& text) {
-  // Its negative is a number too.
+  // The shift makes the hash non-negative, so that int64_t has its negative.
   return static_cast<int64_t>(base::fnv1a(text) >> 1);
 }
 
-// Whether all ranks of `mesh` give one text: only a hash travels.
+// Returns true if all ranks of `mesh` pass the same text. Only a hash is
+// communicated.
 bool is_same_text(const mesh::DeviceMesh& mesh, const std::string& text) {
   const int64_t hash = hash_of(text);
   auto largest = at::tensor({hash, -hash}, at::kLong);
@@ -344,7 +347,8 @@ void check_local_tensors_match(
       "not a plain tensor but ",
       claims[0].common,
       ". Use redistribute() for a DTensor.");
-  // From here on every rank sees the same.
+  // The properties were compared, so the checks from here on have the same
+  // result on every rank.
   Placements normal;
   for (const auto& placement : placements) {
     normal.push_back(placement.normalized(

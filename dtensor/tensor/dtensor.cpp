@@ -75,7 +75,7 @@ const DTensorSpec& spec_of(const at::Tensor& tensor) {
       tensor.defined() ? c10::str("a plain tensor of sizes ", tensor.sizes())
                        : "an undefined tensor",
       ". Make one with distribute_tensor() or from_local().");
-  // Who asks is about to use it.
+  // A caller that reads the spec is about to use the tensor.
   if (impl->parameter_hooks) {
     impl->parameter_hooks->before_use(/*is_forward=*/false);
   }
@@ -182,7 +182,8 @@ at::Tensor distribute_tensor(
   }
   auto local = redistribute_local(
       source, tensor.sizes(), whole, spec, "distribute_tensor");
-  // Neither share memory with the caller nor keep the whole alive for a part.
+  // The result must not share memory with the caller's tensor, and a part must
+  // not keep the full tensor alive.
   const bool copy =
       local.is_alias_of(tensor) ||
       (local.is_alias_of(source) && local.numel() != source.numel());

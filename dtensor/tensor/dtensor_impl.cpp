@@ -16,8 +16,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Which memory a DTensor shows: see memory_shown_by() in
-// libtorch_overrides.cpp.
+// Records in the data pointer of `storage` that the DTensor has the memory of
+// `local`. memory_shown_by() in libtorch_overrides.cpp reads it.
 void show_memory(const c10::Storage& storage, const at::Tensor& local) {
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
       nullptr,
@@ -32,8 +32,8 @@ bool shows_memory(const c10::Storage& storage) {
                             .get_deleter() == &keep_base_memory;
 }
 
-// A storage of no bytes, one a tensor because autograd counts who holds it,
-// whose data pointer explains itself.
+// Returns a storage of 0 bytes whose data pointer access throws an explanation.
+// Every tensor has a storage of its own, because autograd counts its owners.
 c10::Storage no_data(const at::Tensor& local) {
   auto storage = c10::Storage(
       c10::Storage::use_byte_size_t(),
@@ -67,8 +67,8 @@ at::DataPtr own_data(const at::Tensor& local) {
       local.device());
 }
 
-// A storage of the memory of `local`, from its first element on. It is one of
-// the tensor's own, as no_data() is.
+// Returns a storage of the memory of `local`, from its first element on. Every
+// tensor has a storage of its own, as in no_data().
 c10::Storage data_storage(const at::Tensor& local) {
   return c10::Storage(
       c10::Storage::use_byte_size_t(),
@@ -85,22 +85,22 @@ c10::DispatchKeySet keys(const at::Tensor& local) {
          c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 
-// Whether another tensor has the memory of `local`: a view of this DTensor, or
-// what it is a view of.
+// Returns true if another tensor has the memory of `local`: a view of this
+// DTensor, or the tensor that it is a view of.
 bool is_shared(const at::Tensor& local) {
   return local.use_count() > 1 ||
          (local.has_storage() && local.storage().use_count() > 1);
 }
 
-// What every thread that has a DTensor needs.
 void prepare_thread() {
   ensure_dispatch_registered();
-  // A view written to in place is made again from its base by the ops that made
-  // it, not by as_strided, which knows no shards.
+  // After an in-place write to a view, autograd must compute the view from its
+  // base again with the ops that created it. Its default, as_strided, does not
+  // support shards.
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }
 
-// Guards second references, which any thread that asks may set.
+// The lock of second_reference_, which any thread that calls storage() may set.
 struct SecondReferences {
   std::mutex mutex;
 };
@@ -127,9 +127,9 @@ DTensorImpl::DTensorImpl(WithData, const at::Tensor& memory)
   set_storage_offset(memory.storage_offset());
 }
 
-// Autograd asks for the storage when it is about to add into a gradient, and
-// does so if nobody else refers to it: whether somebody else has the memory is
-// looked up then. See Note [Gradients that share memory].
+// Autograd reads the storage before it adds to a gradient, and adds in place if
+// the storage has only one owner. So this function checks whether the local
+// tensor's memory has other owners. See Note [Gradients that share memory].
 const c10::Storage& DTensorImpl::storage() const {
   auto* self = const_cast<DTensorImpl*>(this);
   std::call_once(storage_made_, [this, self] {
@@ -141,7 +141,7 @@ const c10::Storage& DTensorImpl::storage() const {
   if (shows_memory(storage_) && has_data() &&
       storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() !=
           data_of(local_)) {
-    self->storage_ = data_storage(self->local_); // It has moved.
+    self->storage_ = data_storage(self->local_); // The memory has moved.
   }
   if (storage_.use_count() == 1 && is_shared(local_)) {
     const std::lock_guard lock(
@@ -153,21 +153,24 @@ const c10::Storage& DTensorImpl::storage() const {
   return storage_;
 }
 
-// A tensor on no mesh is whole, so that its data is that of its local tensor:
-// programs read outputs of a model that only FSDP shards as plain tensors. A
-// parameter whose rows are given away between its uses has none.
+// A tensor on no mesh is a full tensor, so its data is that of its local
+// tensor: programs read outputs of a model that only FSDP shards as plain
+// tensors. A parameter with hooks has no data, because its rows are released
+// between its uses.
 bool DTensorImpl::has_data() const {
   return spec_.mesh_ndim() == 0 && !parameter_hooks && !deferred &&
          local_.has_storage() && local_.layout() == at::kStrided &&
          !local_.is_meta() && local_.strides() == strides();
 }
 
-// What reads the data pointer asks this first and storage_ then.
+// libtorch calls this before it reads storage_ for the data pointer, so this
+// creates the storage.
 bool DTensorImpl::has_storage() const {
   return static_cast<bool>(storage());
 }
 
-// A parameter is described on the CPU and may get its values elsewhere.
+// Also changes the autocast keys to those of the new device: a parameter is
+// created on the CPU and may get its values on another device.
 void DTensorImpl::move_local(at::Tensor local) {
   const auto autocast_of = [](const at::Tensor& tensor) {
     return c10::getAutocastRelatedKeySetFromBackend(
@@ -204,7 +207,9 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     bool allow_tensor_metadata_change) const {
   auto copy =
       c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
-  storage(); // To be shared: autograd asks who else holds it.
+  // Creates the storage, so that the copy shares it: autograd counts its
+  // owners.
+  storage();
   copy_tensor_metadata(
       this, copy.get(), version_counter, allow_tensor_metadata_change);
   copy->deferred = deferred;
@@ -217,7 +222,9 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     bool allow_tensor_metadata_change) const {
   auto copy =
       c10::make_intrusive<DTensorImpl>(local_, spec_, sizes(), strides());
-  storage(); // To be shared: autograd asks who else holds it.
+  // Creates the storage, so that the copy shares it: autograd counts its
+  // owners.
+  storage();
   copy_tensor_metadata(
       this,
       copy.get(),
@@ -228,10 +235,10 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
   return copy;
 }
 
-// Without this, set_data and Module::to(dtype) would change the sizes and
-// leave the old data behind them. A tensor that is set to values of its own
-// sizes keeps its placement, which optimizers and the reducer know it by:
-// vector_to_parameters() sets all to parts of a replicated vector.
+// TensorImpl's function would change only the sizes and leave the old data, in
+// set_data() and Module::to(dtype). A tensor that is set to values of its own
+// sizes keeps its placements, by which optimizers and the reducer know it:
+// vector_to_parameters() sets all parameters to parts of a replicated vector.
 void DTensorImpl::shallow_copy_from(
     const c10::intrusive_ptr<c10::TensorImpl>& impl) {
   auto* source = static_cast<const DTensorImpl*>(impl.get());
@@ -247,7 +254,7 @@ void DTensorImpl::shallow_copy_from(
     local_ = redistribute_local(
         source->local_, sizes(), source->spec_, spec_, "set_data");
     if (local_.is_alias_of(source->local_)) {
-      local_ = local_.clone(); // A part would keep the whole alive.
+      local_ = local_.clone(); // A part would keep the full tensor alive.
     }
     copied_view.reset();
   } else {

@@ -16,10 +16,10 @@
 namespace weft::dtensor {
 namespace {
 
-// The leaves whose gradients wait for the end of their backward pass, by the
-// engine's number of it: one that failed never comes to its end, and must not
-// keep the next one from reducing. Lives in the mesh, so ranks that are threads
-// of one process have their own.
+// The leaves whose gradients are reduced at the end of their backward pass, by
+// the pass's graph task id. A pass that failed never reaches its end, and must
+// not keep the next one from reducing. The object belongs to the mesh, so ranks
+// that are threads of one process have separate ones.
 struct PartialGradients {
   std::mutex mutex;
   std::map<int, std::vector<at::Tensor>> leaves_of;
@@ -42,7 +42,7 @@ void reduce_partials(const mesh::DeviceMesh& mesh, int pass) {
   {
     const std::lock_guard lock(pending.mutex);
     leaves.swap(pending.leaves_of[pass]);
-    // Passes inside of this one have ended.
+    // Passes with a larger id ran inside of this one and have ended.
     pending.leaves_of.erase(
         pending.leaves_of.find(pass), pending.leaves_of.end());
   }
@@ -83,9 +83,10 @@ void reduce_at_end_of_backward(
   leaves.push_back(leaf);
 }
 
-// What autograd may keep as the gradient of a leaf that has none: it takes a
-// tensor that nobody else has, and a part of a whole gradient is such a tensor,
-// in memory that may become another leaf's. Gradients are added to in place.
+// Returns a gradient that autograd may store in a leaf without one. Autograd
+// stores a tensor that has only one owner without copying it, and later adds to
+// it in place. A shard of a replicated gradient is such a tensor, but its
+// memory may also become another leaf's gradient. So it is copied.
 at::Tensor with_own_memory(const at::Tensor& leaf, const at::Tensor& gradient) {
   const auto* impl = dtensor_impl(gradient);
   if (leaf.grad().defined() || at::GradMode::is_enabled() || !impl ||
@@ -99,7 +100,7 @@ at::Tensor with_own_memory(const at::Tensor& leaf, const at::Tensor& gradient) {
 
 at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   if (!gradient.defined()) {
-    return gradient; // A derivative formula found that there is none.
+    return gradient; // The derivative formula has no gradient.
   }
   const at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
       static_cast<c10::TensorImpl*>(&leaf_impl)));
@@ -107,8 +108,9 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
     leaf_impl.parameter_hooks->before_gradient();
   }
   const auto* impl = dtensor_impl(gradient);
-  // What the terms of a Partial leaf reduce to has one gradient. Kept as terms
-  // of the leaf's own reduction it could not be told from a sum that waits.
+  // The value to which a Partial leaf is reduced has one gradient, so it is
+  // replicated. Stored as terms of the leaf's own reduction, it could not be
+  // distinguished from a sum that has yet to be reduced.
   const auto spec =
       (leaf_impl.parameter_hooks ? leaf_impl.parameter_hooks->gradient_spec()
                                  : leaf_impl.spec())
@@ -116,7 +118,7 @@ at::Tensor place_gradient(DTensorImpl& leaf_impl, const at::Tensor& gradient) {
   if (spec.mesh_ndim() == 0 || (impl && impl->spec().mesh_ndim() == 0)) {
     return gradient;
   }
-  // What derivative formulas of libtorch make for "none".
+  // Derivative formulas of libtorch return plain zeros for a missing gradient.
   if (!impl && gradient.sizes() == leaf.sizes() &&
       !gradient.any().item<bool>()) {
     auto zeros = at::zeros_like(leaf.detach());
@@ -160,7 +162,8 @@ void make_gradient_partial(
     const DTensorSpec& partial) {
   auto* impl = dtensor_impl(gradient);
   for (int64_t i = 0; i < partial.mesh_ndim(); ++i) {
-    // Equal averages, minima and maxima are what they reduce to.
+    // Equal terms of an average, minimum or maximum reduce to themselves, so
+    // only sums need zeros.
     if (partial.placement(i).is_partial(ReduceOp::kSum) &&
         !impl->spec().placement(i).is_partial() &&
         partial.mesh().coordinate(i) != 0) {

@@ -21,17 +21,17 @@ DTensorImpl& require_dtensor_gradient(
 
 // Note [Gradients that share memory]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Autograd hands a gradient on without copying it, adds into one that nobody
-// else refers to, and lets a leaf keep it. It looks at reference counts, which
-// say nothing of the local tensors that a DTensor and its parts share. So the
-// nodes that make a new tensor over a gradient's memory, look
-// themselves: where somebody else may hold that gradient, nobody may add into
-// it, and a leaf gets a copy.
+// Autograd passes a gradient on without copying it, adds in place to one that
+// has no other owner, and stores it in a leaf. It reads reference counts, which
+// do not show that a DTensor and its parts share the memory of local tensors.
+// So the nodes that create a new tensor in a gradient's memory check this
+// themselves: if the gradient may have another owner, in-place additions are
+// forbidden, and a leaf gets a copy.
 bool is_shared_gradient(const at::Tensor& grad) {
   const auto* impl = dtensor_impl(grad);
   const auto& memory = impl ? impl->local() : grad;
-  // Derivative formulas return views of what they made, e.g. a product's t():
-  // such a view alone holds the tensor that it shows.
+  // Derivative formulas return views of tensors that they created, e.g. the t()
+  // of a product. Such a view is the only owner of its base.
   const bool holds_base = !memory.is_inference() && memory.is_view() &&
                           memory._base().use_count() == 1;
   return grad.use_count() > 1 || memory.use_count() > 1 ||

@@ -8,19 +8,21 @@
 
 // Note [Functions of libtorch that are defined here]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Three functions of libtorch offer no hook and do the wrong thing for a tensor
-// that has no data of its own:
-//   at::print(), which `stream << tensor` calls, takes the data pointer of
-//   tensor.to(kCPU, kDouble).contiguous(), and would throw from inside a log
-//   line or a test's message;
-//   StorageImpl::throw_data_ptr_access_error() throws a plain c10::Error where
-//   a caller's mistake is a c10::ValueError;
-//   isSharedStorageAlias(), which tensor.is_alias_of() calls, takes the data
-//   pointers of both, and would throw, e.g. from x.index_put_({mask}, value).
-// Programs take a function of their own (or of an archive's) before a shared
-// library's, and so does libtorch in their process: all three are defined here,
-// and do for all other tensors what libtorch's do. A libtorch whose functions
-// have other names would use its own again.
+// Three functions of libtorch have no hook and fail for a tensor that has no
+// data of its own:
+// - at::print(), which `stream << tensor` calls, reads the data pointer of
+//   tensor.to(kCPU, kDouble).contiguous(). It would throw from inside a log
+//   line or a test's message.
+// - StorageImpl::throw_data_ptr_access_error() throws a plain c10::Error, but a
+//   caller's mistake is a c10::ValueError.
+// - isSharedStorageAlias(), which tensor.is_alias_of() calls, reads the data
+//   pointers of both tensors. It would throw, e.g. from x.index_put_({mask},
+//   value).
+// The dynamic linker prefers a function of the program (or of an archive in it)
+// to one of a shared library, and libtorch in the same process calls that one
+// as well. So all three are defined here. For all other tensors they do what
+// libtorch's functions do. A libtorch whose functions have other names would
+// call its own ones.
 
 namespace weft::dtensor {
 
@@ -62,8 +64,8 @@ void StorageImpl::throw_data_ptr_access_error() const {
   TORCH_CHECK(false, message);
 }
 
-// libtorch's asks about storages that several Python interpreters share, of
-// which a process without Python has none.
+// libtorch's function is about storages that several Python interpreters share.
+// A process without Python has none.
 bool isSharedStorageAlias(const Storage& first, const Storage& second) {
   const auto* memory = weft::dtensor::memory_shown_by(first);
   return memory && memory == weft::dtensor::memory_shown_by(second);

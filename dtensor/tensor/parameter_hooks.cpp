@@ -11,8 +11,8 @@
 namespace weft::dtensor {
 namespace {
 
-// On a node and not on a tensor: a write to a view gives the view another node,
-// and hooks of the tensor would be lost with the former one.
+// A hook of the node and not of the tensor: a write to a view gives the view
+// another node, and hooks of the tensor would be lost with the previous one.
 struct UseInBackward final : torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& grads) override {

@@ -17,8 +17,8 @@ namespace {
 
 using Print = std::ostream& (*)(std::ostream&, const at::Tensor&, int64_t);
 
-// The next definition after Weft's own, see
-// Note [Functions of libtorch that are defined here].
+// Returns libtorch's definition, which is the next one after Weft's, or null.
+// See Note [Functions of libtorch that are defined here].
 Print libtorch_print() {
   static const auto print = reinterpret_cast<Print>(
       dlsym(RTLD_NEXT, "_ZN2at5printERSoRKNS_6TensorEl"));

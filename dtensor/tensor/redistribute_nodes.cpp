@@ -1,4 +1,4 @@
-// Redistributions in the graph, and how their gradients move.
+// Redistributions in the autograd graph, and those of their gradients.
 
 #include <functional>
 #include <map>
@@ -29,12 +29,14 @@ using torch::autograd::variable_list;
 
 // Note [Deferred weight gradients]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Autograd runs the node that was made last among those that are ready. A move
-// in two steps is two nodes with a number between theirs left free: the later
-// one sends the gradient, the earlier one waits for it, and nodes that take the
-// free number run in between, on every rank alike.
+// Autograd runs the node that was created last among those that are ready. A
+// redistribution in two steps has two nodes, with an unused sequence number
+// between theirs. The later node sends the gradient, and the earlier one waits
+// for it. Nodes that take the unused number run in between, on every rank
+// alike.
 
-// Gradients under way, by the backward pass that sent them.
+// Gradients that were sent and not yet waited for, by the graph task id of the
+// backward pass.
 class SentGradients {
  public:
   void put(std::unique_ptr<StartedRedistribution> sent) {
@@ -60,7 +62,8 @@ struct RedistributeBackward final : Node {
   bool is_implicit = false;
   at::ScalarType dtype = at::kFloat;
   CommDtypes comm_dtypes;
-  /// What a SendGradient has sent already; null if there is none.
+  /// The gradients that a SendGradient has sent. Null if there is no
+  /// SendGradient.
   std::shared_ptr<SentGradients> sent;
 
   std::string name() const override { return "RedistributeBackward"; }
@@ -96,7 +99,8 @@ struct SendGradient final : Node {
 
   std::string name() const override { return "SendGradient"; }
   variable_list apply(variable_list&& grads) override {
-    // What is recorded is moved as one differentiable step.
+    // If backward records a graph, RedistributeBackward redistributes the
+    // gradient in one differentiable step instead.
     if (grads[0].defined() && !at::GradMode::is_enabled()) {
       auto& impl = require_dtensor_gradient(grads[0], "redistribute backward");
       if (!(impl.spec() == *target)) {

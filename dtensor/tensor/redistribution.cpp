@@ -19,7 +19,8 @@
 namespace weft::dtensor {
 namespace {
 
-// Where a tensor is to go; what is wrong with that is said with the tensor.
+// Returns the spec to which a tensor is redistributed. Errors describe the
+// tensor.
 DTensorSpec target_of(
     const at::Tensor& dtensor,
     const mesh::DeviceMesh& mesh,
@@ -78,8 +79,9 @@ CommDtypes comm_dtypes_of(
   return comm_dtypes;
 }
 
-// A part of a replicated tensor may be a view of it, which autograd does not
-// know of: a write to one must not change the other.
+// Copies the local tensor of a result that is a view of its source. A shard of
+// a replicated tensor can be one without autograd's knowledge, and a write to
+// one must not change the other.
 void own_memory(const at::Tensor& source, const at::Tensor& result) {
   auto* impl = dtensor_impl(result);
   if (!result.is_same(source) &&
@@ -199,7 +201,6 @@ struct Moves {
   std::vector<DTensorSpec> targets;
 };
 
-// Below autograd.
 std::vector<at::Tensor> move_together(
     const Moves& moves,
     const std::string& name) {
@@ -273,7 +274,8 @@ void record_together(
   }
 }
 
-// Those that are placed so already stay as they are.
+// Redistributes the tensors together, differentiably. Tensors that already have
+// their placements are returned as they are.
 std::vector<at::Tensor> coalesced(const Moves& moves, const std::string& name) {
   auto results = moves.dtensors;
   Moves moving;

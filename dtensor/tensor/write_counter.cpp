@@ -10,7 +10,8 @@ namespace {
 struct WriteCounters {
   std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<WriteCounter>> all;
-  /// all.size(), for those that find it to be 0.
+  /// The value of all.size(), which is read without the lock to skip an empty
+  /// map.
   std::atomic<size_t> size{0};
 };
 
@@ -66,12 +67,16 @@ void count_write(const DTensorSpec& spec, const at::Tensor& local) {
     return;
   }
   auto& counters = *counters_of(spec);
+  // Declared before the lock, so that it is released after the lock: if this is
+  // the last reference, the deleter locks the same mutex.
+  std::shared_ptr<WriteCounter> counter;
   const std::lock_guard lock(counters.mutex);
   const auto it = counters.all.find(memory_of(local));
   if (it == counters.all.end()) {
     return;
   }
-  if (const auto counter = it->second.lock()) {
+  counter = it->second.lock();
+  if (counter) {
     counter->add();
   }
 }

@@ -37,27 +37,29 @@ namespace {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // When a connection closes, gloo fails the waits for messages that have not
 // begun. The wait for a message that is partly sent or received lasts until its
-// timeout (Pair::signalException in gloo/transport/tcp/pair.cc). So a wait here
-// ends kLastWrites after the group was hung up. gloo writes nothing then: its
-// connections are closed, and a worker thread that was adding meets a closed
-// one. Destroying the group waits for gloo's own wait, on another thread.
+// timeout (Pair::signalException in gloo/transport/tcp/pair.cc). So
+// wait_until() gives up kLastWrites after the group was hung up. gloo does not
+// write to the tensors after that: its connections are closed, and a worker
+// thread that is reducing fails at its next message. Destroying the group
+// blocks until gloo's own wait ends, so another thread destroys it.
 
 constexpr std::chrono::milliseconds kLastWrites{500};
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
-/// In older versions libtorch's flight recorder enters a new group in a map of
-/// the process without a lock (recordWithResetEnabled() in
+/// Guards libtorch's flight recorder. Versions before 2.15 add a new group to a
+/// map of the process without a lock (recordWithResetEnabled() in
 /// torch/csrc/distributed/c10d/FlightRecorderDetail.hpp).
 std::mutex recorder_mutex;
 #endif
 
-/// ProcessGroupGloo with a way to hang up.
 class Group final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  // Messages find each other by their tags, so those of different calls never
-  // meet: gloo ends the process of a rank that gets more than it has room for.
+  // Calls `start`, which sends a message with the tag `tag`. gloo matches
+  // messages by tag, and ends the process of a rank that receives more bytes
+  // than its buffer holds. So messages of different calls must have different
+  // tags.
   template <class Start>
   auto with_tag(uint32_t tag, const Start& start) {
     const std::lock_guard lock(tag_mutex_);
@@ -68,9 +70,10 @@ class Group final : public c10d::ProcessGroupGloo {
     return start(*this);
   }
 
-  // gloo's closeConnections() leaves the one that waits for a message waiting
-  // until its timeout. Failing every connection, as gloo does after a timeout,
-  // wakes them and closes the sockets, which the peers notice.
+  // Closes all connections and wakes the threads that wait. gloo's
+  // closeConnections() would leave a thread that waits for a message waiting
+  // until its timeout. So this fails every connection, as gloo does after a
+  // timeout; the peers notice the closed sockets.
   void hang_up() noexcept {
     for (const auto& context : contexts_) {
       for (int peer = 0; peer < getSize(); ++peer) {
@@ -94,8 +97,9 @@ class Group final : public c10d::ProcessGroupGloo {
     }
     work.wait();
   }
-  /// Waits for the end of something, of which wake() tells. `has_ended` is told
-  /// whether the group was hung up.
+  /// Blocks until `has_ended` returns true, and calls it after every wake().
+  /// Its argument is true if the group was hung up. Throws: CommError if it
+  /// still returns false kLastWrites after hang_up().
   template <class HasEnded>
   void wait_until(const HasEnded& has_ended) {
     std::unique_lock lock(waits_->mutex);
@@ -115,15 +119,17 @@ class Group final : public c10d::ProcessGroupGloo {
     return waits_->is_hung_up;
   }
 
-  /// Destroys the group; not on this thread if that would wait, or if it is one
-  /// of gloo's own, which the group joins.
+  /// Destroys the group. Uses another thread if gloo still waits for a message,
+  /// because the destructor would block, and on one of gloo's own threads,
+  /// because the destructor joins them.
   static void destroy(c10::intrusive_ptr<Group> group) {
     if (!group->has_unended() && !group->is_on_own_thread()) {
       return;
     }
     try {
       std::thread([last = std::move(group)] {}).detach();
-    } catch (const std::exception&) { // No thread: it waits here.
+    } catch (const std::exception&) {
+      // No thread could start, so this one destroys the group and waits.
     }
   }
 
@@ -132,7 +138,7 @@ class Group final : public c10d::ProcessGroupGloo {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_hung_up = false;
-    /// Whether gloo still waits for a message that nobody else waits for.
+    /// True if wait_until() gave up on a message that gloo still waits for.
     bool has_unended = false;
 
     void wake() {
@@ -158,12 +164,12 @@ class Group final : public c10d::ProcessGroupGloo {
       auto* pair = context.getPair(peer).get();
       reinterpret_cast<::gloo::transport::tcp::Pair*>(pair)
           ->signalExceptionExternal("The group was aborted");
-    } catch (...) { // Closed already: that is what was asked for.
+    } catch (...) { // The connection is closed already.
     }
   }
 
   std::mutex tag_mutex_;
-  /// Shared with callbacks, which may come after the group.
+  /// Shared with callbacks, which may run after the group is destroyed.
   std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
 };
 
@@ -179,8 +185,9 @@ class GlooWork final : public BackendWork {
         works_(std::move(works)),
         finish_(std::move(finish)) {}
 
-  // A failure ends all messages, and each is waited for: gloo may write until
-  // then.
+  // A failure of one message hangs up the group, which ends the other messages.
+  // This waits for all of them, because gloo may write to the tensors until
+  // they end.
   void wait() override {
     std::exception_ptr error;
     for (const auto& work : works_) {
@@ -222,20 +229,22 @@ class GlooWork final : public BackendWork {
 
 // Note [One all_to_all at a time]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// An all_to_all is two messages: how much there is for whom, and that. Ranks
-// that differ over the first never send the second, which starts when the first
-// one is done: at a moment that differs between ranks. But gloo has two threads
-// for the messages of a group, takes them in the order in which they were
-// started, and each keeps a thread until it is done. If both threads of a rank
-// had such second messages, and those of another rank had others, all would
-// wait. So a group has one all_to_all under way; later ones start after it. The
-// other thread is left for all other messages, which every rank starts in the
-// same order.
+// An all_to_all is two messages: the byte counts, then the payload. A rank
+// starts the payload when the counts have arrived, at a time that differs
+// between ranks, and never if the counts do not match. But gloo has two threads
+// for the messages of a group. They take messages in the order of their start,
+// and each message occupies its thread until it ends. If payloads of two calls
+// occupied both threads of one rank, and payloads of two other calls those of
+// another rank, all would wait forever. So a group runs one all_to_all at a
+// time and starts later ones after it. The other thread remains for all other
+// messages, which every rank starts in the same order.
 
-/// Starts the all_to_alls of a group, each when the one before it has ended.
+/// A queue that starts each all_to_all of a group when the previous one has
+/// ended.
 class AllToAllQueue {
  public:
-  /// Calls `start`, now or later on another thread. It leads to one end().
+  /// Calls `start` now, or later on the thread that calls end(). Every `start`
+  /// must lead to one call of end().
   void begin(std::function<void()> start) {
     {
       const std::lock_guard lock(mutex_);
@@ -267,14 +276,14 @@ class AllToAllQueue {
   std::deque<std::function<void()>> waiting_;
 };
 
-/// An all_to_all of bytes, of which each rank knows what it sends and what it
-/// expects. See Note [One all_to_all at a time].
+/// An all_to_all of bytes. Each rank knows what it sends to each rank and what
+/// it expects from each. See Note [One all_to_all at a time].
 class AllToAllWork final : public BackendWork {
  public:
   struct Call {
     at::Tensor output;
     at::Tensor input;
-    /// In bytes, by rank.
+    /// The bytes that this rank expects from each rank and sends to each rank.
     std::vector<int64_t> wanted;
     std::vector<int64_t> sent;
     uint32_t counts_tag = 0;
@@ -330,11 +339,11 @@ class AllToAllWork final : public BackendWork {
     const Call call;
     std::mutex mutex;
     bool is_started = false;
-    /// One of these when the counts have arrived.
+    /// decide() sets one of these two, when the counts have arrived or failed.
     WorkPtr payload;
     std::exception_ptr error;
 
-    /// Whether there is a payload, or is certain that none will be.
+    /// Returns true if the payload was started, or never will be.
     bool is_known(bool is_hung_up) {
       const std::lock_guard lock(mutex);
       return payload || error || (is_hung_up && !is_started);
@@ -362,7 +371,8 @@ class AllToAllWork final : public BackendWork {
     state->queue->end();
   }
 
-  // What the others send is known to them alone.
+  // Exchanges the byte counts, because a rank does not know what its peers
+  // send. The payload follows if the counts match.
   static void send_counts(const StatePtr& state) {
     try {
       state->begin();
@@ -429,12 +439,13 @@ class AllToAllWork final : public BackendWork {
 
 // Note [How messages travel over gloo]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Up to this many bytes received by a rank, an all_to_all of copies is the
-// quickest all_reduce and all_gather: one step instead of gloo's ring of
-// size() - 1 or twice that (2 ranks on loopback, 1 KB: 0.11 against 0.23 ms).
-// Above it, an all_gather is one broadcast from every rank straight into its
-// place; gloo's own gathers into a buffer of its own first. Both take parts of
-// any sizes. The limit decides the order of additions: it is no tunable.
+// If a rank receives at most kSmallBytes, an all_to_all of copies is the
+// fastest all_reduce and all_gather: it takes one step, while gloo's ring takes
+// size() - 1 steps or twice as many (2 ranks on loopback, 1 KB: 0.11 ms against
+// 0.23 ms). Above this limit, an all_gather is one broadcast from every rank
+// directly into its place in the output; gloo's own all_gather uses a buffer of
+// its own first. Both accept parts of different sizes. The limit decides the
+// order of additions, so it is a constant and not an option.
 constexpr int64_t kSmallBytes = int64_t{256} * 1024;
 
 int64_t bytes_in(const at::Tensor& tensor) {
@@ -550,8 +561,8 @@ class GlooBackend final : public Backend {
         group_, Works{std::move(work)}, std::move(finish));
   }
 
-  /// The number of the message and a hash of the call, so that only the same
-  /// message of the same call has it.
+  /// Returns a tag made of the message's number and a hash of the call, so that
+  /// messages of different calls do not match.
   uint32_t next_tag() {
     constexpr uint32_t kNumberBits = 12;
     constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
@@ -565,7 +576,7 @@ class GlooBackend final : public Backend {
     return group_->with_tag(next_tag(), start);
   }
 
-  /// An all_to_all of bytes whose counts all ranks know.
+  /// Starts an all_to_all of bytes whose counts all ranks know.
   c10::intrusive_ptr<c10d::Work> exchange(
       const at::Tensor& output,
       const at::Tensor& input,
@@ -587,7 +598,6 @@ class GlooBackend final : public Backend {
         [&](Group& group) { return group.broadcast(tensors, options); });
   }
 
-  /// Everyone sends everyone everything and adds in rank order.
   std::unique_ptr<BackendWork> exchange_and_reduce(
       const at::Tensor& tensor,
       ReduceOp op) {
@@ -639,7 +649,8 @@ std::shared_ptr<Backend> make_gloo_backend(
     GroupMembers members,
     const GroupRendezvous& rendezvous,
     const std::shared_ptr<GlooDevice>& device) {
-  // gloo has no way to end a connect to a peer that does not answer.
+  // gloo cannot cancel a connect to a peer that does not respond, so it runs on
+  // a thread that a cancellation leaves behind.
   auto group = rendezvous.cancellation.run(
       [store = rendezvous.store,
        device = device->device,

@@ -19,10 +19,10 @@
 
 // Note [One call after the other]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// The stages of one call must not mix with those of the next, or ranks that
-// wait in different orders would call their groups in different orders. So a
-// thread of the group's own runs the calls whole, in the order in which they
-// were started.
+// The stages of one call must not interleave with those of the next. Otherwise
+// ranks that wait in different orders would call the subgroups in different
+// orders. So a thread of the group runs one call after the other, in the order
+// in which they were started.
 
 namespace weft::mesh {
 namespace {
@@ -34,13 +34,12 @@ struct Task {
   bool done = false;
 };
 
-// Runs tasks in order on a thread of its own.
 class Worker {
  public:
   Worker() : thread_([this] { work(); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  // What was started is finished first.
+  // Finishes all tasks that were started, then ends the thread.
   ~Worker() {
     {
       const std::lock_guard lock(mutex_);
@@ -136,7 +135,8 @@ bool is_narrow(c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) && c10::elementSize(dtype) < 4;
 }
 
-// The stages, each of which blocks. One thread at a time.
+// The stages of every collective. The methods block. Only the worker thread
+// calls them, except abort().
 class Stages {
  public:
   using Counts = Backend::Counts;
@@ -178,7 +178,8 @@ class Stages {
       own.copy_(input);
     }
     if (groups_.leaders) {
-      // A copy: where it goes is where it comes from.
+      // `own` is a view of `whole`, so it is copied: input and output must not
+      // overlap.
       finish(groups_.leaders->all_gather(whole, own.clone(), of_hosts));
     }
     spread(whole);
@@ -270,7 +271,8 @@ class Stages {
   }
 
  private:
-  // abort() must pass while the members connect.
+  // Connects all members at the first call. Does not hold the mutex meanwhile,
+  // so that abort() does not block.
   std::shared_ptr<Backend> all() {
     if (!all_) {
       auto connected = groups_.connect_all();
@@ -295,7 +297,7 @@ class Stages {
       finish(groups_.inside->all_reduce(tensor, without_average(op)));
     }
   }
-  // What the leader has, to the others of its host.
+  // Broadcasts the leader's tensor within this host.
   void spread(const at::Tensor& tensor) {
     if (groups_.inside && tensor.numel() > 0) {
       finish(groups_.inside->broadcast(tensor, 0));
@@ -347,12 +349,12 @@ class Stages {
 
   HostLayout layout_;
   HostGroups groups_;
-  /// Guards `all_` against abort(), which comes from other threads.
+  /// Guards `all_`, which abort() reads on other threads.
   std::mutex mutex_;
   std::shared_ptr<Backend> all_;
   /// The identity of the running call.
   uint64_t identity_ = 0;
-  /// Group ranks, host after host.
+  /// The group ranks, ordered by host.
   std::vector<int64_t> order_;
 };
 

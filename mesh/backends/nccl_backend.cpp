@@ -21,32 +21,33 @@
 
 // Note [Streams]
 // ~~~~~~~~~~~~~~
-// c10d starts a collective on a stream of the group's own, which first waits
-// for what the caller's current stream has queued; Work::wait() makes the
-// stream that is current then wait for it. The host blocks in neither. So:
-//  - Tensors of a collective under way are kept by its BackendWork until wait()
-//    has run, and are recorded with the stream that waited: freed after that,
-//    their memory is used again no earlier than behind the wait. A BackendWork
-//    that is dropped without wait() waits then.
-//  - What follows on the host knows nothing of the outcome. When a collective
-//    fails later (a peer is gone, time ran out), c10d's watchdog notes it
-//    first, then ends the kernels. So the one that has read a value from the
-//    device asks failure() afterwards, and trusts the value only if there is
-//    none.
-//  - The end of an operation is told by the device itself, through a host
-//    function on a side stream (DevicePlugin::call_after): it costs the device
-//    no synchronization and the host no polling.
+// c10d starts a collective on the group's own stream, which first waits for the
+// work that the caller's current stream has queued. Work::wait() makes the
+// current stream wait for the collective. The host blocks in neither. So:
+//  - A BackendWork keeps the tensors of its collective until wait() has run,
+//    and records them with the stream that waited. If they are freed after
+//    that, the allocator reuses their memory only behind the wait. A
+//    BackendWork that is destroyed without wait() waits in its destructor.
+//  - The host does not learn the outcome from wait(). If a collective fails
+//    later (a peer is gone, or the timeout has passed), c10d's watchdog records
+//    the error first and then ends the kernels. So a caller that has read a
+//    value from the device calls failure() afterwards, and uses the value only
+//    if failure() is empty.
+//  - The device signals the end of an operation itself, through a host function
+//    on a side stream (DevicePlugin::call_after). This needs neither a
+//    synchronization of the device nor polling by the host.
 
 // Note [How messages travel over NCCL]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// all_reduce, broadcast and all_gather of equal parts are NCCL's. Uneven parts
-// are gathered padded where that costs little more than they do, else by
-// grouped sends straight from and into place. reduce_scatter sends each part to
-// its owner, which adds in rank order, halves in float: the same bits as on
-// the CPU, whatever algorithm NCCL would have chosen. That moves as much as
-// NCCL's ring within a host, and needs a buffer of the input's size; between
-// hosts of many ranks each a ring would cross the network less often. What
-// NCCL cannot reduce (bool, short, complex) is exchanged and reduced the same
+// NCCL runs all_reduce, broadcast and all_gather of equal parts. An all_gather
+// of uneven parts pads them if that adds at most a quarter (pads_all_gather()).
+// Otherwise grouped sends move each part directly to its place. reduce_scatter
+// sends each part to its owner, which adds in rank order and accumulates half
+// precision in float. The result has the same bits as on the CPU, whatever
+// algorithm NCCL would have chosen. Within a host this moves as much data as
+// NCCL's ring, and it needs a buffer of the input's size. Between hosts with
+// many ranks each, a ring would cross the network less often. Dtypes that NCCL
+// cannot reduce (bool, short, complex) are exchanged and reduced in the same
 // way.
 
 namespace weft::mesh {
@@ -63,7 +64,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-/// That an operation is over on the device, and who wants to know.
+/// The completion of an operation on the device, with at most one callback.
 class Completion {
  public:
   void set() {
@@ -98,7 +99,8 @@ class Completion {
   std::function<void()> callback_;
 };
 
-/// The current stream uses the tensors' memory, the one that allocated it.
+/// Records that the current stream uses the tensors, so that the allocator does
+/// not reuse their memory before the stream is done with them.
 void record_current_stream(const Tensors& tensors) {
   for (const auto& tensor : tensors) {
     if (tensor.is_cuda() && tensor.numel() > 0) {
@@ -125,7 +127,7 @@ class NcclWork final : public BackendWork {
     if (!waited_) {
       try {
         join_stream();
-      } catch (...) { // The group reports it to the one that uses it next.
+      } catch (...) { // The next call on the group throws the error.
       }
     }
   }
@@ -253,7 +255,7 @@ class NcclBackend final : public Backend {
 
   std::unique_ptr<BackendWork> barrier() override {
     c10d::BarrierOptions options;
-    if (device_.has_index()) { // Else c10d guesses one from the rank.
+    if (device_.has_index()) { // Otherwise c10d derives it from the rank.
       options.device_ids = {device_.index()};
       options.device = device_;
     }
@@ -264,7 +266,7 @@ class NcclBackend final : public Backend {
     is_aborted_ = true;
     try {
       group_->abort();
-    } catch (...) { // Gone already: that is what was asked for.
+    } catch (...) { // The group is gone already.
     }
   }
 
@@ -331,7 +333,6 @@ class NcclBackend final : public Backend {
     });
   }
 
-  // The same input goes to every rank, and each rank's straight to its place.
   std::unique_ptr<BackendWork> gather_directly(
       const at::Tensor& output,
       const at::Tensor& input,
@@ -347,7 +348,6 @@ class NcclBackend final : public Backend {
     return pending(std::move(work), {output, input});
   }
 
-  /// Everyone sends everyone everything and adds in rank order.
   std::unique_ptr<BackendWork> exchange_and_reduce(
       const at::Tensor& tensor,
       ReduceOp op) {
@@ -360,8 +360,9 @@ class NcclBackend final : public Backend {
     });
   }
 
-  // With nothing under way, shutdown() lets the last messages leave and frees
-  // the group. With something, peers may never come: abort() does not wait.
+  // Closes the group. If no operation is running, shutdown() lets the last
+  // messages leave and frees the group. Otherwise a peer may never arrive, so
+  // abort() ends the group without waiting.
   void close() noexcept {
     constexpr auto kPatience = std::chrono::seconds(2);
     if (is_aborted_) {
@@ -378,7 +379,7 @@ class NcclBackend final : public Backend {
       } else {
         group_->abort();
       }
-    } catch (...) { // Nobody is left to tell.
+    } catch (...) { // A destructor cannot report the error.
     }
   }
 

@@ -54,7 +54,8 @@ class PairedBackend final : public Backend {
   }
   std::unique_ptr<BackendWork> barrier() override { return host_->barrier(); }
 
-  // Of which the announcement is part.
+  // The host's barrier compares what the ranks have announced, so it succeeds
+  // only if all ranks announced the same collective.
   std::unique_ptr<BackendWork> agree() override { return host_->barrier(); }
 
   void abort() noexcept override {

@@ -71,7 +71,7 @@ class StagedBackend final : public Backend {
   std::unique_ptr<BackendWork> in_place(
       const at::Tensor& tensor,
       const Start& start) {
-    // A copy also where the device is the CPU.
+    // Copies the tensor even if it is on the CPU already.
     const auto copy = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
     finish(start(copy));
     tensor.copy_(copy);

@@ -19,10 +19,12 @@ namespace {
 using std::chrono::milliseconds;
 using WaitClock = std::chrono::steady_clock;
 
-/// How long a client of the store blocks before it looks for a cancellation.
+/// The interval at which a waiting client of the store checks for a
+/// cancellation.
 constexpr milliseconds kSlice{100};
 
-/// Returns when the keys are there, or soon after a cancellation.
+/// Blocks until the keys exist. Returns early, within kSlice, after a
+/// cancellation.
 void wait_in_slices(
     c10d::Store& store,
     const std::vector<std::string>& keys,
@@ -40,7 +42,7 @@ void wait_in_slices(
       return;
     } catch (const std::exception&) {
       if (WaitClock::now() < end) {
-        throw; // Before its time: the store is gone.
+        throw; // The store is gone, because the wait failed early.
       }
       if (end == deadline) {
         throw_error<CommError>(detail::concat(
@@ -54,8 +56,9 @@ void wait_in_slices(
 }
 
 class CancellableStore final : public c10d::PrefixStore {
-  /// Waits for the keys and returns what `get` reads of them. On another
-  /// thread, because a key that is deleted meanwhile would be waited for again.
+  /// Waits for the keys and returns the result of `get`. Another thread does
+  /// both, because `get` blocks if a key was deleted meanwhile. A cancellation
+  /// leaves that thread behind.
   template <class Get>
   auto
   read(const std::vector<std::string>& keys, milliseconds timeout, Get get) {
@@ -71,7 +74,8 @@ class CancellableStore final : public c10d::PrefixStore {
     cancellation_.check();
     return result;
   }
-  /// Returns this store for another thread, which may outlive this object.
+  /// Returns this store without the cancellation, for a thread that may outlive
+  /// this object.
   c10::intrusive_ptr<PrefixStore> inner() {
     return c10::make_intrusive<PrefixStore>(prefix_, store_);
   }

@@ -14,8 +14,8 @@
 
 namespace weft::mesh {
 
-/// A thread that runs one function after the other. It ends after the function
-/// that it runs when this object is gone.
+/// A detached thread that runs functions in order. After this object is
+/// destroyed, it ends when the functions that it was given have returned.
 class Cancellation::Thread {
  public:
   Thread() {
@@ -28,7 +28,8 @@ class Cancellation::Thread {
   void run(std::function<void()> body) { queue_->put(std::move(body)); }
 
  private:
-  /// Belongs to the thread too, which may outlive the object.
+  /// The functions to run. The thread shares the queue, because it may outlive
+  /// the Thread object.
   class Queue {
    public:
     void put(std::function<void()> body) {
@@ -38,7 +39,6 @@ class Cancellation::Thread {
       }
       changed_.notify_one();
     }
-    /// Runs what is put until that is nullptr.
     void run() {
       while (const auto body = take()) {
         body();

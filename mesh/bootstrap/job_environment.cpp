@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t kMaxPort = std::numeric_limits<uint16_t>::max();
 
-/// MASTER_ADDR or MASTER_PORT cannot be done without.
 [[noreturn]] void
 throw_missing(const char* name, const JobRank& job, const std::string& why) {
   throw_error<UsageError>(detail::concat(
@@ -36,7 +35,7 @@ throw_missing(const char* name, const JobRank& job, const std::string& why) {
       ")"));
 }
 
-/// Whether the launcher says how many ranks share this host.
+/// Returns true if the launcher always sets the number of ranks on this host.
 bool knows_hosts(const JobRank& job) {
   return job.source != JobSource::kTorchrun && job.source != JobSource::kPmix;
 }
@@ -51,7 +50,8 @@ std::string first_slurm_host(
   const char* name = variables.first_set(
       {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   const auto list = variables.text(name);
-  // Tasks can be dealt out so that rank 0 is not on the first host.
+  // Slurm can distribute tasks so that rank 0 is not on the first host of the
+  // list. Only rank 0 can detect this.
   if (!list || (job.rank == 0 && variables.text("SLURM_NODEID") != "0")) {
     throw_missing(
         "MASTER_ADDR",
@@ -111,13 +111,15 @@ std::string find_address(const JobVariables& variables, const JobRank& job) {
   return *given;
 }
 
-/// FNV-1a, its weak low bits mixed with the high ones.
+/// Returns FNV-1a with its high bits mixed into the weaker low bits, which
+/// select the port.
 uint64_t mixed_hash_of(std::string_view text) {
   const uint64_t hash = base::fnv1a(text);
   return hash ^ (hash >> 32);
 }
 
-/// What tells a job from others, the same on all its ranks.
+/// The identity of a job, which is equal on all its ranks: a text, and a number
+/// that selects the port.
 struct JobIdentity {
   std::string key;
   uint64_t number;
@@ -129,8 +131,9 @@ JobIdentity identify(const JobVariables& variables, const JobRank& job) {
         variables.required("SLURM_JOB_ID", "SLURM_STEP_ID", 0, kMaxSlurmId));
     const auto step = static_cast<uint64_t>(
         variables.required("SLURM_STEP_ID", "SLURM_JOB_ID", 0, kMaxSlurmId));
-    // Jobs that run at one time have numbers near each other, and few steps:
-    // no two of those get the same port.
+    // Concurrent jobs have IDs close to each other, and few steps. This formula
+    // gives different ports to steps of jobs whose IDs differ by less than 99,
+    // if the step IDs are below 100.
     return {
         detail::concat(
             variables.show("SLURM_JOB_ID"),

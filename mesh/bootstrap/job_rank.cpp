@@ -16,11 +16,10 @@ namespace weft::mesh {
 namespace {
 
 constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
-/// Slurm's steps from here on are no tasks of srun: the batch script, the
-/// shell of salloc, what a prolog starts.
+/// The first step ID that Slurm does not use for tasks of srun, but for the
+/// batch script, the shell of salloc or processes of a prolog.
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;
 
-/// The names under which a launcher tells a rank its place.
 struct PlaceNames {
   const char* rank;
   const char* world_size;
@@ -56,18 +55,19 @@ constexpr PlaceNames kPmix{
 
 // Note [Which launcher]
 // ~~~~~~~~~~~~~~~~~~~~~
-// The launcher nearest to the process counts, and several can have left
-// variables. RANK and WORLD_SIZE come first: torchrun, weftrun and people set
-// them on purpose. mpirun, and Hydra's mpiexec even on one host, start their
-// daemons with srun inside a Slurm job, so their ranks carry the Slurm step of
-// the daemon (SLURM_PROCID=0 of 1 for all of them): they come before Slurm and
-// are known by what only they set, OMPI_COMM_WORLD_* and MPI_LOCALRANKID. A
-// PMI_RANK without that may be srun's own (--mpi=pmi2), where Slurm's variables
-// say more. PMIX_RANK is the last: it comes without a size.
+// Several launchers can have set variables, and the one nearest to the process
+// counts. RANK and WORLD_SIZE come first, because torchrun, weftrun and users
+// set them on purpose. mpirun, and Hydra's mpiexec even on one host, start
+// their daemons with srun inside a Slurm job, so their ranks carry the Slurm
+// step of the daemon (SLURM_PROCID=0 of 1 for all of them). So these two come
+// before Slurm, and are recognized by variables that only they set:
+// OMPI_COMM_WORLD_* and MPI_LOCALRANKID. A PMI_RANK without these may be srun's
+// own (--mpi=pmi2), and then Slurm's variables contain more. PMIX_RANK comes
+// last, because it has no size.
 //
 // Slurm's variables count only in a step of srun. In a batch script and in the
-// shell of salloc SLURM_NTASKS may be 4 where one process was started: a world
-// of 4 would wait for ever.
+// shell of salloc, SLURM_NTASKS may be 4 although one process was started: a
+// world of 4 ranks would wait forever.
 
 bool is_slurm_task(const JobVariables& variables) {
   const auto step = variables.number("SLURM_STEP_ID", 0, kMaxSlurmId);
@@ -111,7 +111,8 @@ JobSource find_source(const JobVariables& variables) {
       " already gives the number of ranks."));
 }
 
-/// Where a launcher says nothing about hosts, a loopback MASTER_ADDR does.
+/// Reads the position of this rank. If the launcher sets no local rank or local
+/// world size, a loopback MASTER_ADDR means that all ranks are on this host.
 JobRank read_place(
     const JobVariables& variables,
     const PlaceNames& names,
@@ -135,7 +136,8 @@ JobRank read_place(
   return job;
 }
 
-/// For launchers that always say where a rank is on its host.
+/// Like read_place(), but throws UsageError if there are several ranks and the
+/// launcher has not set the local rank and local world size.
 JobRank read_full_place(
     const JobVariables& variables,
     const PlaceNames& names,
@@ -190,7 +192,8 @@ JobRank read_slurm_place(const JobVariables& variables) {
   return job;
 }
 
-/// A process that no launcher started, maybe in a Slurm job.
+/// Returns the only rank of a process that no launcher started. Adds a note if
+/// the process is in a Slurm job of several tasks.
 JobRank alone(const JobVariables& variables) {
   JobRank job;
   const auto tasks = variables.text("SLURM_NTASKS").value_or("1");

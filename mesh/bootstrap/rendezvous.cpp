@@ -32,11 +32,12 @@ namespace {
 
 constexpr const char* kAddressKey = "outside_address";
 
-/// Set by weftrun for runs over several hosts, where MASTER_ADDR is the
-/// launcher on this host: this host's address for the others.
+/// The variable that holds this host's address for other hosts. weftrun sets it
+/// in runs over several hosts, where MASTER_ADDR is the address of the launcher
+/// on this host.
 constexpr const char* kBindAddress = "WEFT_BIND_ADDR";
 
-/// The socket that weftrun passes on, bound, or none.
+/// Returns the bound socket that rank 0 inherits from weftrun, or nothing.
 std::optional<int> inherited_listener(uint16_t port) {
   const auto fd =
       env::get_int("WEFT_MASTER_FD", 0, std::numeric_limits<int32_t>::max());
@@ -56,7 +57,6 @@ std::optional<int> inherited_listener(uint16_t port) {
   return static_cast<int>(*fd);
 }
 
-/// The socket that rank 0 serves the store on.
 int open_listener(const JobEnvironment& job) {
   try {
     return listen_at(
@@ -77,8 +77,8 @@ int open_listener(const JobEnvironment& job) {
   }
 }
 
-/// Until now the socket only kept the port: a program that wants to listen at
-/// MASTER_PORT by a socket of its own can.
+/// Listens on the inherited socket. weftrun only binds it to keep the port
+/// free, so that a program can also listen at MASTER_PORT with its own socket.
 void start_listening(int fd, const JobEnvironment& job) {
   if (listen(fd, SOMAXCONN) != 0) {
     throw_error<CommError>(detail::concat(
@@ -95,11 +95,12 @@ void start_listening(int fd, const JobEnvironment& job) {
   }
 }
 
-/// Whether somebody listens at a numeric address of this host.
+/// Returns true if a process listens at `address`, a numeric address of this
+/// host.
 bool is_served(const std::string& address, uint16_t port) {
   const auto target = base::numeric_address(address, port);
   if (!target) {
-    return true; // c10d shall say what is wrong with it
+    return true; // c10d reports what is wrong with it.
   }
   const int fd =
       socket(target->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -108,7 +109,7 @@ bool is_served(const std::string& address, uint16_t port) {
   return connected;
 }
 
-/// Waits until rank 0 serves. c10d would ask only once a second.
+/// Blocks until rank 0 serves the store. c10d would retry only once a second.
 void wait_for_server(
     const std::string& address,
     uint16_t port,
@@ -143,13 +144,14 @@ c10d::TCPStoreOptions store_options(
   return options;
 }
 
-/// c10d's client waits without a limit for the first answer of the one that
-/// listens at the port. A thread of its own does that here; if none comes, it
-/// is left behind with its connection.
+/// Connects to the store on another thread, because c10d's client waits without
+/// a limit for the first response of the process that listens at the port. If
+/// none arrives, the thread and its connection are left behind.
 c10::intrusive_ptr<c10d::Store> open_store(
     const std::string& address,
     const c10d::TCPStoreOptions& options) {
-  constexpr std::chrono::milliseconds kSlack{500}; // its own limit comes first
+  // c10d's own timeout must expire first.
+  constexpr std::chrono::milliseconds kSlack{500};
   using Result = c10::intrusive_ptr<c10d::Store>;
   std::packaged_task<Result()> task([address, options]() -> Result {
     return c10::make_intrusive<c10d::TCPStore>(address, options);
@@ -174,11 +176,12 @@ void drop_inherited_listener(uint16_t port) {
 
 namespace {
 
-// Every run ends with one rank leaving before the others, and it takes the
-// store along: c10d has a warning and a backtrace for each thread that hears in
-// it. What fails is thrown besides. The variable is PyTorch's.
+// Lets c10d log errors only, unless PyTorch's TORCH_CPP_LOG_LEVEL is set. At
+// the end of every run one rank leaves before the others and takes the store
+// with it, and c10d would log a warning and a backtrace for each thread that
+// waits in the store. Real failures are thrown as well.
 void keep_c10d_quiet() {
-  constexpr int kErrors = 2; // 0: info, 1: warnings
+  constexpr int kErrors = 2; // 0 is info, 1 is warnings.
   if (!env::get("TORCH_CPP_LOG_LEVEL")) {
     FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, kErrors);
   }
@@ -191,7 +194,8 @@ c10::intrusive_ptr<c10d::Store> connect_store(
     std::chrono::milliseconds timeout) {
   keep_c10d_quiet();
   if (is_loopback(job.master_address)) {
-    // A retry would fail like the first attempt until the timeout.
+    // Checked first, because c10d would retry until the timeout, and every
+    // attempt would fail.
     const auto fault =
         base::loopback_fault(loopback_number(job.master_address));
     if (!fault.empty()) {
@@ -223,8 +227,8 @@ c10::intrusive_ptr<c10d::Store> connect_store(
   } catch (const std::exception& cause) {
     rethrow_if_out_of_memory(cause);
     if (!is_loopback(job.master_address)) {
-      // Names may turn up late, so this is asked last: it throws if the name is
-      // still unknown, and reports it.
+      // Called after the failure, because a name may become known late. Throws
+      // an error about the name if it is still unknown.
       local_address_towards(job.master_address);
     }
     throw_error<CommError>(detail::concat(
@@ -245,10 +249,11 @@ c10::intrusive_ptr<c10d::Store> connect_store(
 // Note [A host's own name]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
 // Debian's /etc/hosts gives a host's own name a loopback address (127.0.1.1).
-// So on rank 0's host the way to MASTER_ADDR, that name, ends at loopback,
-// where ranks of other hosts would look without result. The ranks of the other
-// hosts see a real address on that way; one of theirs is left in the store, and
-// the way to it shows rank 0's host its own real address.
+// If MASTER_ADDR is that name, the route to it ends at loopback on rank 0's
+// host, and ranks of other hosts cannot connect there. On the other hosts the
+// local address of the route is a real one. One rank of these hosts stores its
+// address, and the route to that address gives rank 0's host its own real
+// address.
 
 void publish_address(c10d::Store& store, const JobEnvironment& job) {
   if (is_loopback(job.master_address) || env::get(kBindAddress)) {

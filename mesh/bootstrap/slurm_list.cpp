@@ -8,7 +8,8 @@
 namespace weft::mesh {
 namespace {
 
-/// More than any cluster has; a list of more is a mistake, and large.
+/// The largest number of hosts in a list, more than any cluster has. A longer
+/// list is a mistake and would take much memory.
 constexpr size_t kMaxHosts = 1 << 16;
 constexpr size_t kMaxListBytes = 1 << 20;
 constexpr size_t kMaxDigits = 9;
@@ -39,7 +40,6 @@ std::string padded(int64_t value, size_t width) {
   return digits;
 }
 
-/// Walks through a list from left to right.
 class Scanner {
  public:
   Scanner(const std::string& variable, std::string_view list)
@@ -51,7 +51,7 @@ class Scanner {
   }
 
   bool at_end() const { return at_ == list_.size(); }
-  /// '\0' at the end.
+  /// Returns the next character, or '\0' at the end.
   char next() const { return at_end() ? '\0' : list_[at_]; }
   bool take(char c) {
     if (next() != c || at_end()) {
@@ -107,7 +107,7 @@ void check_count(const Scanner& scanner, size_t count) {
   }
 }
 
-/// After a '[': "001-003,007]".
+/// Reads the numbers that follow a '[': "001-003,007]".
 std::vector<std::string> read_bracket(Scanner& scanner) {
   std::vector<std::string> numbers;
   do {
@@ -129,7 +129,6 @@ std::vector<std::string> read_bracket(Scanner& scanner) {
   return numbers;
 }
 
-/// Every one of `names` followed by every one of `endings`.
 std::vector<std::string> combine(
     const Scanner& scanner,
     const std::vector<std::string>& names,
@@ -149,7 +148,7 @@ std::vector<std::string> combine(
   return combined;
 }
 
-/// Up to the next ',' outside of brackets: "gpu-a[1-2]b[3-4]".
+/// Reads the hosts up to the next ',' outside of brackets: "gpu-a[1-2]b[3-4]".
 std::vector<std::string> read_hosts(Scanner& scanner) {
   std::vector<std::string> names{""};
   while (!scanner.at_end() && scanner.next() != ',') {

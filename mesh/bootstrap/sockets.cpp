@@ -15,7 +15,6 @@
 namespace weft::mesh {
 namespace {
 
-/// Owns a file descriptor.
 class Socket {
  public:
   explicit Socket(int fd) : fd_(fd) {}
@@ -60,11 +59,11 @@ bool turn(const Socket& socket, int level, int option, int value) {
   return setsockopt(socket.fd(), level, option, &value, sizeof(value)) == 0;
 }
 
-/// The descriptor, or -1 and errno.
+/// Returns the listening socket, or -1 with errno set.
 int try_to_listen(const sockaddr* address, socklen_t size) {
   Socket listener(
       ::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP));
-  // One socket of IPv6 hears IPv4 as well.
+  // An IPv6 socket without IPV6_V6ONLY accepts IPv4 connections, too.
   const bool listens = listener.fd() >= 0 &&
                        turn(listener, SOL_SOCKET, SO_REUSEADDR, 1) &&
                        (address->sa_family != AF_INET6 ||
@@ -84,7 +83,7 @@ int try_to_listen_everywhere(uint16_t port) {
   if (fd >= 0 || errno == EADDRINUSE || errno == EACCES) {
     return fd;
   }
-  // A kernel without IPv6.
+  // The kernel may have no IPv6.
   sockaddr_in any4{};
   any4.sin_family = AF_INET;
   any4.sin_port = htons(port);
@@ -156,7 +155,7 @@ uint16_t port_of(int fd) {
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     return 0;
   }
-  // The port lies at the same place in both families.
+  // sin_port and sin6_port have the same offset.
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 

@@ -133,11 +133,11 @@ void check_parts(
       static_cast<int64_t>(parts.size()) == group.backend->size(),
       call.op,
       group.describe(call),
-      "parts == ranks of the group: ",
+      "tensors: got ",
       parts.size(),
-      " vs ",
+      ", expected ",
       group.backend->size(),
-      ". Pass one tensor per rank of the group.");
+      ", one per rank of the group.");
   for (const at::Tensor& part : parts) {
     check_tensor(group, call, part);
   }

@@ -30,10 +30,9 @@ namespace {
 
 using ThreadHandle = std::shared_ptr<const CallingThread>;
 
-/// What a thread knows of itself.
 struct ThreadSlot {
   ThreadHandle own;
-  /// Whom it calls for; null: itself.
+  /// The thread that this one calls for. Null means itself.
   ThreadHandle called_for;
 };
 
@@ -58,7 +57,7 @@ ThreadHandle make_thread() {
   return thread;
 }
 
-/// The key of each thread's slot.
+/// The pthread key of all slots. pthread calls end_thread() when a thread ends.
 class ThreadSlots {
  public:
   ThreadSlots() {
@@ -89,7 +88,6 @@ const ThreadHandle& calling_thread() {
   return slot.called_for ? slot.called_for : slot.own;
 }
 
-/// All threads of this process but `own`.
 std::set<int64_t> living_threads(int64_t own) {
   std::set<int64_t> result;
   std::error_code error;
@@ -126,9 +124,11 @@ CallerScope::~CallerScope() {
 
 Callers::Callers() : last_(calling_thread()) {
   known_.push_back({last_, 0});
-  // Groups that the process's first thread makes are made in the open: who was
-  // there before may be told of them. Others may be made by the one that is
-  // first.
+  // If the first thread of the process creates the group, threads that exist
+  // already may call on it, because the program hands the group to them. If
+  // another thread creates it, threads may have raced to be first, with
+  // different results on different ranks. So enter() refuses the threads that
+  // exist now.
   if (last_->number != ::getpid()) {
     beside_ = living_threads(last_->number);
     newest_ = describe_thread(*last_) + " made the group";

@@ -24,7 +24,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Tensors of one dtype, by their indices in the call.
+/// For each dtype, the indices of its tensors in the call.
 using DtypeGroups =
     std::vector<std::pair<c10::ScalarType, std::vector<size_t>>>;
 
@@ -53,8 +53,7 @@ Tensors pick(const Tensors& tensors, const std::vector<size_t>& indices) {
   return picked;
 }
 
-/// The parts of `tensors` that belong to one rank each, rank by rank: all
-/// tensors' first parts, then all their second ones.
+/// Returns the parts of `tensors` in rank-major order. See Note [Coalescing].
 Tensors rank_major(const Tensors& tensors, int64_t size) {
   Tensors parts;
   parts.reserve(tensors.size() * size);

@@ -127,13 +127,13 @@ Work Communicator::all_gather_uneven(
       outputs[rank()].numel() == input.numel(),
       call.op,
       state_->describe(call),
-      "elements of output ",
+      "output ",
       rank(),
-      " == elements of the input: ",
+      ": got ",
       outputs[rank()].numel(),
-      " vs ",
+      " elements, expected the ",
       input.numel(),
-      ". This rank's output must have the size of its input.");
+      " of this rank's input.");
   const at::NoGradGuard no_grad;
   const Packed to = Packed::output(outputs);
   if (to.buffer().numel() == 0) {
@@ -239,15 +239,15 @@ Work Communicator::all_to_all(
       outputs[rank()].numel() == inputs[rank()].numel(),
       call.op,
       state_->describe(call),
-      "elements of output ",
+      "output ",
       rank(),
-      " == elements of input ",
-      rank(),
-      ": ",
+      ": got ",
       outputs[rank()].numel(),
-      " vs ",
+      " elements, expected the ",
       inputs[rank()].numel(),
-      ". A rank must send itself as much as it receives from itself.");
+      " of input ",
+      rank(),
+      ", which this rank sends to itself.");
   const at::NoGradGuard no_grad;
   const Packed from = Packed::input(inputs);
   const Packed to = Packed::output(outputs);

@@ -12,7 +12,8 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Whether the non-empty tensors lie one after another in one storage.
+// Returns true if the non-empty tensors are adjacent in one storage. Returns
+// false if all are empty.
 bool are_adjacent(const std::vector<at::Tensor>& tensors) {
   const at::Tensor* previous = nullptr;
   for (const at::Tensor& tensor : tensors) {
@@ -33,7 +34,7 @@ at::Tensor view_adjacent(
     const std::vector<at::Tensor>& tensors,
     int64_t numel) {
   for (const at::Tensor& tensor : tensors) {
-    // Not view(-1), which keeps the odd stride of a single element.
+    // view(-1) would keep the arbitrary stride of a tensor of one element.
     if (tensor.numel() > 0) {
       return tensor.as_strided({numel}, {1}, tensor.storage_offset());
     }

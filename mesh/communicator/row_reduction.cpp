@@ -14,14 +14,15 @@
 namespace weft::mesh {
 namespace {
 
-// Sums of so many elements stay in the first cache.
+// The elements per block, so few that their sums stay in the L1 cache.
 constexpr int64_t kBlock = 2048;
 
-// Compilers convert halves one by one unless they may assume newer
-// instructions; these loops are compiled for older and newer processors.
+// Compilers convert half-precision values one by one unless they may use newer
+// instructions. So these loops are compiled for older and newer processors.
 #if defined(__x86_64__)
 #define WEFT_F16C __attribute__((target("f16c")))
-// Every processor with AVX2 has it, and clang 16 cannot ask for it by name.
+// AVX2 stands for F16C: every processor with AVX2 has it, and clang 16 does not
+// accept the name "f16c" here.
 bool can_use_f16c() {
   return __builtin_cpu_supports("avx2") != 0;
 }
@@ -39,7 +40,7 @@ widen(const c10::BFloat16* from, int64_t count, float* to) {
   }
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 WEFT_FOR_EACH_PROCESSOR void
 narrow(const float* from, int64_t count, c10::BFloat16* to) {
   for (int64_t i = 0; i < count; ++i) {
@@ -91,7 +92,8 @@ constexpr auto unsigned_of() {
     return T();
   }
 }
-// What values of T are added and multiplied as: integers wrap around.
+// The type in which values of T are added and multiplied. Integers use an
+// unsigned type, so that they wrap around.
 template <class T>
 using Modular = decltype(unsigned_of<T>());
 
@@ -107,7 +109,7 @@ struct Multiply {
     return static_cast<T>(Modular<T>(a) * Modular<T>(b));
   }
 };
-// What is not a number stays none.
+// Least and Most return NaN if an operand is NaN.
 struct Least {
   template <class T>
   static T apply(T a, T b) {
@@ -148,7 +150,7 @@ void combine(const T* a, const T* b, int64_t count, T* to) {
       to[i] = Op::apply(a[i], b[i]);
     }
   } else {
-    // Complex numbers, whose product compilers do not make vectors of.
+    // Compilers do not vectorize products of complex numbers.
     std::transform(a, a + count, b, to, Op::template apply<T>);
   }
 }
@@ -161,7 +163,8 @@ struct Job {
   bool average;
 };
 
-// Elements of a row in the type that they are summed in.
+// Returns the elements in the type in which they are summed: `from`, or
+// `buffer` with the widened elements.
 template <class T>
 const SumOf<T>* load(const T* from, int64_t count, SumOf<T>* buffer) {
   if constexpr (is_narrow<T>) {
@@ -183,7 +186,7 @@ void reduce(const Job& job) {
       return load(static_cast<const T*>(job.rows[index]) + begin, n, buffer);
     };
     T* const output = static_cast<T*>(job.output) + begin;
-    // The output may be a later row: only the last operation writes to it.
+    // The output may be a later row, so only the last operation writes to it.
     Sum* last = sums;
     if constexpr (!is_narrow<T>) {
       last = output;
@@ -209,7 +212,7 @@ void reduce(const Job& job) {
   }
 }
 
-// The value says which type the rows have.
+// The unnamed argument only selects the type of the rows.
 template <class T>
 void reduce_by(const Job& job, ReduceOp op, T) {
   switch (op) {
@@ -230,7 +233,8 @@ void reduce_by(const Job& job, ReduceOp op, std::complex<Part>) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg: {
-      // Added, and divided by a real number, part by part.
+      // Real and imaginary parts are added, and divided by a real number,
+      // separately.
       Job parts = job;
       parts.count *= 2;
       return reduce<Part, Add>(parts);
@@ -244,13 +248,14 @@ void reduce_by(const Job& job, ReduceOp op, std::complex<Part>) {
   }
 }
 
-// True is one, so "or" is the greater and "and" the lesser.
+// Booleans are stored as 0 and 1, so "or" is a maximum and "and" a minimum.
 ReduceOp of_booleans(ReduceOp op) {
   const bool is_or = op == ReduceOp::kSum || op == ReduceOp::kMax;
   return is_or ? ReduceOp::kMax : ReduceOp::kMin;
 }
 
-// Calls `use` with a value of the type that `dtype` is stored as.
+// Calls `use` with a value of the C++ type of `dtype`. Returns false if there
+// is no such type.
 template <class Use>
 bool with_type(c10::ScalarType dtype, const Use& use) {
   switch (dtype) {

@@ -66,7 +66,7 @@ void check_usable(GroupState& group, const FlightRecorderEntry& call) {
   auto failure = group.failure();
   if (failure.reason.empty()) {
     failure.reason = group.backend->failure();
-    if (!failure.reason.empty()) { // On a device, with nobody waiting.
+    if (!failure.reason.empty()) { // A device collective failed after wait().
       failure.is_timeout = failure.reason.starts_with("Timed out");
       if (const auto watch = group.watch.lock()) {
         failure = watch->explain(failure);
@@ -85,7 +85,8 @@ struct Work::State {
   std::unique_ptr<BackendWork> pending;
   std::function<void()> finish;
   bool ended_by_backend = false;
-  /// The works this one stands for; then all above is unused.
+  /// The Works that this one combines. If there are any, the members above are
+  /// unused.
   std::vector<Work> parts;
 
   std::mutex mutex;
@@ -94,13 +95,13 @@ struct Work::State {
 
   void complete();
   void run();
-  /// Fails the group and returns what the caller is to get for `cause`, which
-  /// is being handled.
+  /// Fails the group. Returns the exception to throw to the caller for `cause`,
+  /// which is being handled.
   std::exception_ptr translate(const std::exception& cause) const;
 };
 
 std::exception_ptr Work::State::translate(const std::exception& cause) const {
-  if (is_out_of_memory(cause)) { // First: what follows needs memory.
+  if (is_out_of_memory(cause)) { // Checked first: the rest allocates memory.
     group->fail({.reason = kOutOfMemory});
     return std::current_exception();
   }
@@ -124,7 +125,7 @@ void Work::State::run() {
   const auto start = std::chrono::steady_clock::now();
   group->flight_recorder->begin_wait(call.sequence);
   try {
-    // Both may write to views of parameters.
+    // wait() and finish() may write to views of parameters.
     const at::NoGradGuard no_grad;
     pending->wait();
     if (finish) {
@@ -176,7 +177,7 @@ bool Work::is_completed() const {
     return true;
   }
   const std::unique_lock lock(state_->mutex, std::try_to_lock);
-  if (!lock) { // Someone waits for it.
+  if (!lock) { // Another thread is in wait().
     return false;
   }
   for (const Work& part : state_->parts) {
@@ -189,7 +190,8 @@ bool Work::is_completed() const {
 
 namespace {
 
-// What PyTorch's wrapper of process groups does at this level.
+// Waits until all ranks have announced the same collective, if the debug level
+// is kDetail. PyTorch's ProcessGroupWrapper does this at the same level.
 void agree_first(GroupState& group, const FlightRecorderEntry& call) {
   if (get_debug_level() != DebugLevel::kDetail) {
     return;
@@ -202,7 +204,8 @@ void agree_first(GroupState& group, const FlightRecorderEntry& call) {
   }
 }
 
-// Fails the group if this thread's calls have no order that all ranks share.
+// Sets `call.caller`. Fails the group if the order of its callers may differ
+// between ranks. See Note [One caller].
 void note_caller(GroupState& group, FlightRecorderEntry& call) {
   const auto entry = group.callers.enter(call);
   call.caller = entry.caller;
@@ -264,7 +267,8 @@ Work launch(
     std::rethrow_exception(state->translate(cause));
   }
   order.unlock();
-  // In shared memory this thread moves data here already, the last rank all.
+  // Over shared memory, `start` already moves data on this thread, and the last
+  // rank to arrive moves all its data. So this time counts as blocked.
   if (recorded) {
     group->flight_recorder->add_blocked(
         std::chrono::steady_clock::now() - began);
@@ -279,7 +283,8 @@ Work launch(
     return Work();
   }
   state->finish = std::move(finish);
-  // On the host, `finish` belongs to the operation.
+  // On the host `finish` is part of the operation, so wait() ends the entry
+  // after it.
   if (!state->finish || state->pending->is_on_device()) {
     state->ended_by_backend = state->pending->when_completed(
         [flight_recorder = group->flight_recorder,

@@ -33,15 +33,17 @@ constexpr std::array kFatal{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 /// The exit code after an uncaught std::bad_alloc: weft's
 /// ExitCode::kOutOfMemory.
 constexpr int kOutOfMemoryCode = 137;
-/// A report that takes longer waits for a lock of the crashed thread.
+/// The time limit of a report. A report that takes longer waits for a lock that
+/// the crashed thread holds.
 constexpr unsigned kReportSeconds = 5;
 
-/// Text that a signal handler may read at any time: who writes it holds a flag
-/// for as long as that takes.
+/// A text that a signal handler may read at any time. A flag is set while a
+/// thread writes it.
 template <size_t kBytes>
 class Note {
  public:
-  /// Joins the parts; cut to fit. Lost if another thread writes.
+  /// Stores the joined parts, truncated to kBytes. Does nothing if another
+  /// thread is writing.
   void set(std::initializer_list<std::string_view> parts) {
     if (busy_.exchange(true, std::memory_order_acquire)) {
       return;
@@ -54,13 +56,14 @@ class Note {
     }
     busy_.store(false, std::memory_order_release);
   }
-  /// Empty if it is being written.
+  /// Returns the text. Empty while a thread writes it.
   std::string_view get() const {
     return busy_.load(std::memory_order_acquire)
                ? std::string_view()
                : std::string_view(text_.data(), size_);
   }
-  /// Returns a copy of the text, for a thread that other threads may interrupt.
+  /// Returns a copy that other threads cannot change. Empty while a thread
+  /// writes the text.
   std::string copy() {
     std::string copy(kBytes, '\0');
     if (busy_.exchange(true, std::memory_order_acquire)) {
@@ -78,7 +81,7 @@ class Note {
   std::array<char, kBytes> text_{};
 };
 
-/// All that the handlers touch, on whatever thread they run.
+/// Everything that the handlers read and write, on any thread.
 struct State {
   std::array<char, PATH_MAX> error_file{};
   std::atomic<int64_t> rank{0};
@@ -90,10 +93,10 @@ struct State {
   Note<256> collective;
   std::atomic<pid_t> reporter{0};
   std::atomic<int> signal{0};
-  // Used by the one thread that reports.
+  // Only the reporting thread uses these.
   std::array<char, size_t{48} * 1024> callstack{};
   std::array<char, 2048> message{};
-  // Read again if the report crashes.
+  // write_last_line() reads these if the report crashes or times out, too.
   std::atomic<int> code{0};
   std::atomic<size_t> message_bytes{0};
   std::atomic<bool> has_last_line{false};
@@ -133,7 +136,8 @@ void describe(base::SafeWriter& out, const siginfo_t& info) {
   }
 }
 
-/// The one that the launcher and the user look for.
+/// Writes the line that the launcher and the user look for. Does nothing if it
+/// is already written.
 void write_last_line() {
   if (state.has_last_line.exchange(true)) {
     return;
@@ -156,7 +160,7 @@ void report(const siginfo_t& info, const void* context) {
       .time_ns = base::error_time_ns(),
       .message = message.view(),
       .callstack = ""};
-  // First without a backtrace: looking for one may be the end of it.
+  // The file is written without a backtrace first, because unwinding may crash.
   const char* path = state.error_file.data();
   const bool has_file = *path != '\0' && base::write_error_file(path, record);
   base::SafeWriter callstack(state.callstack);
@@ -172,7 +176,6 @@ void report(const siginfo_t& info, const void* context) {
   write_last_line();
 }
 
-/// Gives the signals back to the one that had them.
 void restore_handlers() {
   for (size_t i = 0; i < kFatal.size(); ++i) {
     sigaction(kFatal[i], &state.before[i], nullptr);
@@ -187,7 +190,7 @@ bool had_handler(int signal) {
 
 [[noreturn]] void die_of(int signal) {
   if (state.code == kOutOfMemoryCode) {
-    _exit(kOutOfMemoryCode); // no core: what is wrong is not in there
+    _exit(kOutOfMemoryCode); // A core would not show the cause.
   }
   ::signal(signal, SIG_DFL);
   sigset_t only;
@@ -203,7 +206,7 @@ void give_up(int /*alarm*/) {
   die_of(state.signal);
 }
 
-/// The report has kReportSeconds; then the process dies without it.
+/// Makes SIGALRM end the process if the report takes more than kReportSeconds.
 void set_deadline(int signal) {
   state.signal = signal;
   ::signal(SIGALRM, give_up);
@@ -214,7 +217,8 @@ void set_deadline(int signal) {
   alarm(kReportSeconds);
 }
 
-/// Until the thread that reports has ended the process.
+/// Keeps another crashed thread asleep while the reporting thread ends the
+/// process.
 void wait_for_the_end() {
   const timespec pause{.tv_sec = 2L * kReportSeconds, .tv_nsec = 0};
   nanosleep(&pause, nullptr);
@@ -232,7 +236,7 @@ void on_crash(int signal, siginfo_t* info, void* context) {
     alarm(0);
   } else if (reporter != self) {
     wait_for_the_end();
-  } else { // while it looked for a backtrace, say
+  } else { // The report crashed, for example while unwinding.
     write_last_line();
     die_of(state.signal);
   }
@@ -240,13 +244,14 @@ void on_crash(int signal, siginfo_t* info, void* context) {
   if (!had_handler(signal)) {
     die_of(signal);
   }
-  // The handler before this one sees the fault itself, which happens again.
+  // The fault happens again after the return, and the previous handler gets it.
+  // A signal that a process sent does not, so it is raised.
   if (sent_by_a_process(*info)) {
     raise(signal);
   }
 }
 
-/// Remembers what() for the SIGABRT that follows.
+/// Stores the type and what() of the exception for the SIGABRT that follows.
 void on_terminate() {
   const auto* type = abi::__cxa_current_exception_type();
   if (type == nullptr) {
@@ -276,11 +281,12 @@ void on_terminate() {
   std::abort();
 }
 
-/// `all`: also of signals that have a handler already.
+/// Installs the handlers. Unless `all` is true, signals that already have a
+/// handler keep it.
 void set_handlers(bool all) {
   struct sigaction action {};
   action.sa_sigaction = on_crash;
-  // A crash in the handler comes to the handler.
+  // SA_NODEFER: a crash in the handler calls the handler again.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kFatal.size(); ++i) {
@@ -312,7 +318,7 @@ CrashContext context_of_launcher() {
   try {
     context.rank = read_job_rank(env::get).rank;
   } catch (const std::exception&) {
-    // Variables that make no sense: said when they are used.
+    // Malformed variables are reported where the world is created.
   }
   return context;
 }

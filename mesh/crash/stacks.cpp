@@ -28,16 +28,14 @@ constexpr std::chrono::milliseconds kCaptureLimit(500);
 constexpr size_t kShownFrames = 48;
 constexpr size_t kReportBytes = size_t{256} * 1024;
 
-/// Threads of one stack, and its lines.
 struct StackGroup {
   std::vector<base::CapturedThread> threads;
   std::string lines;
   bool is_in_weft = false;
 };
 
-/// Removes the frames of the stack signal handler: a thread that was asked for
-/// its stack may still be in it, and it returns through one frame of the C
-/// library.
+/// Removes the frames of the SIGUSR2 handler: a thread that received the signal
+/// may still be in it. The handler returns through one frame of the C library.
 void leave_out_handler(base::Symbols& symbols, std::vector<void*>& frames) {
   for (size_t i = 0; i + 1 < std::min<size_t>(frames.size(), 5); ++i) {
     if (symbols.describe(frames[i], i > 0).find("::on_stack_signal(") !=
@@ -95,7 +93,7 @@ bool stands_with(const base::CapturedThread& thread, const StackGroup& group) {
          thread.obstacle == other.obstacle;
 }
 
-/// In the order in which they are shown.
+/// Groups threads with equal stacks. Stacks with code of Weft come first.
 std::vector<StackGroup> group_stacks(
     std::vector<base::CapturedThread> threads) {
   std::vector<StackGroup> groups;
@@ -118,7 +116,6 @@ std::vector<StackGroup> group_stacks(
   return groups;
 }
 
-/// The text of each group, and a last one if some were left out.
 std::vector<std::string> show_stacks(
     const std::vector<StackGroup>& groups,
     size_t max_bytes) {
@@ -138,10 +135,11 @@ std::vector<std::string> show_stacks(
   return texts;
 }
 
-/// What the handler and the thread that it wakes share.
+/// The state that the SIGUSR2 handler shares with the thread that it wakes.
 struct StackSignal {
   sem_t requests{};
-  /// The process that has the thread: not a child of fork().
+  /// The process in which that thread runs. A child made by fork() has no such
+  /// thread.
   std::atomic<pid_t> server{0};
   std::atomic<int64_t> rank{0};
 };
@@ -153,7 +151,8 @@ void on_stack_signal(int /*signal*/) {
   errno = error;
 }
 
-/// Lost where nobody reads.
+/// Writes to stderr. Drops the rest of the text after an error, for example if
+/// no process reads the pipe.
 void write_to_stderr(std::string_view text) {
   while (!text.empty()) {
     const ssize_t size = ::write(STDERR_FILENO, text.data(), text.size());
@@ -191,7 +190,8 @@ void serve_stack_signal() {
   }
 }
 
-/// With all signals blocked: they are the other threads'.
+/// Starts the thread with all signals blocked, so that the other threads
+/// receive them.
 void start_server() {
   sigset_t all;
   sigset_t before;
@@ -239,7 +239,7 @@ void install_stack_signal() {
   try {
     rank = read_job_rank(env::get).rank;
   } catch (const std::exception&) {
-    // Variables that make no sense: said when they are used.
+    // Malformed variables are reported where the world is created.
   }
   install_stack_signal(rank);
 }

@@ -12,18 +12,18 @@ namespace {
 
 constexpr int64_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max();
 
-// A failed collective is to end its kernels, not the process: the rank says
-// itself what happened and ends with its own code. See Note [Streams].
-// Launchers set 1, torchrun's choice, for programs that do not say so: the one
-// that wants another one for weft says it under weft's name.
+// Makes a failed collective end its kernels but not the process: this rank
+// reports the error and exits with its own code. See Note [Streams]. Launchers
+// set PyTorch's variable to 1 like torchrun, so its value shows no choice of
+// the user. WEFT_NCCL_ASYNC_ERROR_HANDLING sets another mode for weft.
 void leave_failures_to_us() {
   constexpr const char* kTorchs = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
   constexpr const char* kOurs = "WEFT_NCCL_ASYNC_ERROR_HANDLING";
   const auto mode = env::get_int(kOurs, 0, 3).value_or(2);
   env::unset(kTorchs);
   env::set_default(kTorchs, std::to_string(mode).c_str());
-  // libtorch would give its flight recorder, which is off, a minute to write
-  // before it ends the kernels.
+  // Otherwise libtorch would give its flight recorder, which is off, a minute
+  // to write before it ends the kernels.
   env::set_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   env::set_default("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
 }
@@ -94,7 +94,7 @@ c10::Device open_device(
         detail::concat("[device] '", kind, "' is unknown. Use cpu or cuda."));
   }
   leave_failures_to_us();
-  uses_host_transport(); // Says now what is wrong with it.
+  uses_host_transport(); // Throws early if the variable is invalid.
   const auto& plugin = cuda_plugin();
   const int64_t index = choose_device(
       local_rank,

@@ -12,24 +12,24 @@
 
 // Note [Device library]
 // ~~~~~~~~~~~~~~~~~~~~~
-// What needs CUDA or NCCL is in one shared object, opened only for `device:
-// cuda`, so that a CPU run maps nothing of either and one program serves
-// both. It must be opened before the first question about devices: libtorch
-// remembers for good that there is no CUDA if it is asked earlier.
+// Code that needs CUDA or NCCL is in one shared object. It is opened only for
+// `device: cuda`, so that a CPU run maps neither of them and one program serves
+// both. It must be opened before libtorch is asked about devices: libtorch
+// keeps its first answer, and without the library it finds no CUDA.
 //
-// The program's own code is in static libraries, which it does not export, and
-// nothing in the library may need them. So what crosses the border is one
-// struct of plain functions over libtorch's types: the library holds what
-// needs CUDA's headers (make a group, call back when a work is over, kernels)
-// and no logic of ours; how collectives are put together from c10d's stays in
-// mesh/backends/nccl_backend.cpp, where it is tested without a GPU. Where the
-// library uses a function of ours (cuda/ links weft::mesh) it has a copy of its
-// own, which is harmless because there are no mutable statics. Exceptions cross
-// the border: the runtime compares their types by name.
+// The program's own code is in static libraries and is not exported, so nothing
+// in the shared object may need it. The interface is one struct of plain
+// functions over libtorch's types. The shared object contains what needs CUDA's
+// headers (creating a group, calling back when a work is complete, kernels) and
+// no other logic. mesh/backends/nccl_backend.cpp, which is tested without a
+// GPU, builds the collectives from c10d's. Where the shared object uses a
+// function of Weft (cuda/ links weft::mesh) it has its own copy, which is
+// harmless because there are no mutable statics. Exceptions pass through the
+// interface, because the runtime compares their types by name.
 //
-// Both sides share C++ types, so both must come from one version of weft and
-// one of libtorch: `abi`, then the versions, are compared before anything else
-// is called.
+// Both sides share C++ types, so both must be built from one version of weft
+// and one of libtorch. The loader compares `abi`, then the versions, before it
+// calls anything else.
 
 namespace weft::mesh {
 namespace {
@@ -165,10 +165,12 @@ std::vector<std::string> cuda_library_candidates() {
 
 namespace {
 
-// One outcome a process: libtorch learns of CUDA once.
+// The result of loading the library. There is one per process, because libtorch
+// determines once whether there is CUDA.
 struct Outcome {
   const DevicePlugin* plugin = nullptr;
-  /// Why there is none, or why it cannot be used.
+  /// The reason why there is no plugin or why it cannot be used. Empty if it
+  /// can.
   std::string reason;
 };
 

@@ -78,35 +78,3 @@ std::string first_line_of(const c10::Error& error);
               "[", op, "] ", __VA_ARGS__, " (", (where).text, ")")); \
     }                                                                \
   } while (false)
-
-/// Compares two values; the error has both: "[op] a == b: 3 vs 4. Hint.
-/// (context)".
-#define WEFT_CHECK_COMPARE(operator_, op, left, right, where, ...) \
-  do {                                                             \
-    const auto& left_ = (left);                                    \
-    const auto& right_ = (right);                                  \
-    if (!(left_ operator_ right_)) [[unlikely]] {                  \
-      ::weft::mesh::detail::throw_value_error(                     \
-          __FILE__,                                                \
-          __LINE__,                                                \
-          __func__,                                                \
-          ::weft::mesh::detail::concat(                            \
-              "[",                                                 \
-              op,                                                  \
-              "] " #left " " #operator_ " " #right ": ",           \
-              left_,                                               \
-              " vs ",                                              \
-              right_,                                              \
-              ". ",                                                \
-              __VA_ARGS__,                                         \
-              " (",                                                \
-              (where).text,                                        \
-              ")"));                                               \
-    }                                                              \
-  } while (false)
-#define WEFT_CHECK_EQ(op, left, right, where, ...) \
-  WEFT_CHECK_COMPARE(==, op, left, right, where, __VA_ARGS__)
-#define WEFT_CHECK_LT(op, left, right, where, ...) \
-  WEFT_CHECK_COMPARE(<, op, left, right, where, __VA_ARGS__)
-#define WEFT_CHECK_LE(op, left, right, where, ...) \
-  WEFT_CHECK_COMPARE(<=, op, left, right, where, __VA_ARGS__)

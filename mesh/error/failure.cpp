@@ -24,7 +24,8 @@ bool contains_any(
   return false;
 }
 
-// The first sentence, without gloo's "[/path/pair.cc:123] ".
+// Returns the first sentence of the message, without gloo's
+// "[/path/pair.cc:123] ".
 std::string first_cause(const std::exception& error) {
   auto text = message_of(error);
   const size_t path = text.find("[/");
@@ -70,7 +71,7 @@ bool is_out_of_memory(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   if (c10_error == nullptr ||
       dynamic_cast<const c10::DistError*>(&error) != nullptr) {
-    return false; // A DistError may quote what another rank is short of.
+    return false; // A DistError may quote the error of another rank.
   }
   constexpr std::array<std::string_view, 2> kWords{
       "can't allocate memory", kOutOfMemory};
@@ -96,7 +97,8 @@ std::string failure_reason(
       "ocket closed",
       "onnection refused"};
   std::string cause = first_cause(error);
-  // A lost peer first: gloo's text for it may name a timeout as well.
+  // Checked before timeouts, because gloo's text for a lost peer may mention a
+  // timeout, too.
   if (contains_any(cause, kPeerLost)) {
     return "A peer is gone: " + cause;
   }

@@ -9,10 +9,12 @@
 namespace weft::mesh {
 namespace {
 
-// Found by runs of two ranks: 32 fail at their first save.
+// Measured in runs of two ranks, which fail at their first save if the limit is
+// 32.
 constexpr rlim_t kMinOpenFiles = 64;
 
-/// The limit, if there is one. The shells' units differ.
+/// Returns the limit as text, or "" if there is none. Sizes are in KiB, because
+/// shells differ in the unit of ulimit.
 std::string
 limit_text(__rlimit_resource resource, const char* option, bool is_of_memory) {
   rlimit limit{};

@@ -7,8 +7,8 @@
 namespace weft::mesh {
 namespace {
 
-// One rank is one process; two words that do not belong together for a moment
-// do no harm.
+// Static, because a rank of a training run is one process. The two values may
+// not match for a moment, which does no harm in a message.
 std::atomic<const char*> noted_activity{nullptr};
 std::atomic<int64_t> noted_step{0};
 

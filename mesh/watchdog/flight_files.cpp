@@ -22,7 +22,8 @@ namespace {
       errno, std::generic_category(), "[flight_record] " + path + ": " + what);
 }
 
-/// Whole or not at all. `part` is a name that no analyzer looks at.
+/// Writes the file at `path` completely or not at all. `part` is a temporary
+/// name in the same folder that no analyzer reads.
 void write_whole_file(
     const std::string& path,
     const std::string& part,

@@ -20,8 +20,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFlightVersion = "2.10";
 constexpr double kNanosecondsPerMillisecond = 1e6;
 
-/// Nanoseconds to add to the flight recorders' clock for the time since the
-/// epoch.
+/// Returns the nanoseconds to add to a time of the flight recorders' clock to
+/// get the time since the epoch.
 int64_t wall_clock_offset_ns() {
   using std::chrono::nanoseconds;
   const nanoseconds wall = std::chrono::system_clock::now().time_since_epoch();
@@ -30,8 +30,9 @@ int64_t wall_clock_offset_ns() {
   return (wall - steady).count();
 }
 
-/// What the analyzer calls an operation. It knows no other names, and refuses
-/// parts that differ between ranks but for the ones that end in "_v".
+/// Returns the name of an op for PyTorch's flight recorder analyzer, which
+/// knows no other names. The analyzer accepts sizes that differ between ranks
+/// only if the name ends in "_v".
 std::string_view known_op(std::string_view op) {
   using Names = std::pair<std::string_view, std::string_view>;
   constexpr std::array<Names, 6> kNames{{
@@ -46,7 +47,8 @@ std::string_view known_op(std::string_view op) {
   return found == kNames.end() ? op : found->second;
 }
 
-/// The analyzer refuses libraries that it does not know, in older versions.
+/// Returns "nccl" or "gloo", because older versions of the analyzer refuse
+/// other libraries.
 std::string_view known_library(std::string_view backend) {
   return backend == "nccl" ? "nccl" : "gloo";
 }
@@ -60,8 +62,8 @@ int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-/// What all ranks say alike if they called alike: of parts that differ, the
-/// whole.
+/// Returns sizes that are equal on all ranks that made the same call. The size
+/// of uneven parts is that of the full tensor.
 Sizes sizes_of(const FlightRecorderEntry& call, const GroupRecord& group) {
   const auto ranks = static_cast<int64_t>(group.ranks.size());
   const int64_t whole =
@@ -87,7 +89,8 @@ Sizes sizes_of(const FlightRecorderEntry& call, const GroupRecord& group) {
   return {{call.shape}, {call.shape}};
 }
 
-/// A group, the name it has on every rank and its number on this one.
+/// A group, its name, which is the same on every rank and unique, and its
+/// number on this rank.
 struct NamedGroup {
   const GroupRecord* record = nullptr;
   std::string name;
@@ -98,8 +101,8 @@ struct NamedGroup {
   }
 };
 
-/// The analyzer takes a rank's groups of one name for one: later ones get a
-/// number.
+/// Numbers the later groups of a repeated name, because the analyzer takes
+/// groups of one name for the same group.
 std::vector<NamedGroup> name_groups(const std::vector<GroupRecord>& groups) {
   std::vector<NamedGroup> named;
   std::map<std::string, int64_t> uses;
@@ -129,7 +132,8 @@ Json group_config(const NamedGroup& group) {
       {"backend", group.record->backend}};
 }
 
-/// Sequence numbers of the newest calls; -1: there was none.
+/// Returns the sequence numbers of the newest calls. -1 means that there is
+/// none.
 Json group_status(const GroupRecord& group) {
   int64_t completed = -1;
   for (const auto& call : group.entries) {
@@ -149,7 +153,8 @@ struct Call {
   const FlightRecorderEntry* entry = nullptr;
 };
 
-/// All groups' calls in the order of time, from where no ring has lost any.
+/// Returns the calls of all groups in order of time, beginning where every ring
+/// buffer is complete.
 std::vector<Call> merge_calls(const std::vector<NamedGroup>& groups) {
   int64_t complete_from = 0;
   std::vector<Call> calls;
@@ -227,8 +232,9 @@ Json describe(const Call& call, int64_t record_id, int64_t offset_ns) {
   return record;
 }
 
-/// The number of the first of `kept` among all calls of this rank, ever: ranks
-/// whose rings lost different ones are compared from there.
+/// Returns the number of the first of the `kept` newest calls among all calls
+/// that this rank has made. So the analyzer can compare ranks whose ring
+/// buffers have lost different calls.
 int64_t first_record_id(const std::vector<GroupRecord>& groups, size_t kept) {
   uint64_t all = 0;
   for (const auto& group : groups) {
@@ -262,7 +268,8 @@ std::string flight_record(
     entries.push_back(describe(call, id++, offset_ns));
   }
   record["entries"] = std::move(entries);
-  // Names may be any bytes; readers of JSON refuse a file for one wrong byte.
+  // json_text() replaces bytes that are not UTF-8: names may contain them, and
+  // JSON readers would refuse the file.
   return base::json_text(record);
 }
 

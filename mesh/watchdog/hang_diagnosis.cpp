@@ -11,7 +11,6 @@
 namespace weft::mesh {
 namespace {
 
-/// Looks for a way from a rank back to itself.
 class DeadlockSearch {
  public:
   explicit DeadlockSearch(const std::vector<RankReply>& replies)
@@ -88,10 +87,12 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-/// How long a rank is waited for that left by an exception and may go on.
+/// The time for which a rank that left a step by an exception may still
+/// continue.
 constexpr nanoseconds kReturnLimit = std::chrono::seconds(1);
 
-/// Left by an exception, long ago, and called nothing since.
+/// Returns true if the rank left a step by an exception at least kReturnLimit
+/// ago and has started no collective since.
 bool has_departed(const RankStatus& status) {
   return !status.step_error.empty() &&
          nanoseconds(status.now_ns - status.step_error_ns) >= kReturnLimit &&
@@ -101,7 +102,8 @@ bool has_departed(const RankStatus& status) {
          });
 }
 
-/// Whether both left by an exception before the same call of that group.
+/// Returns true if both ranks left by an exception before the same call of the
+/// group `key`.
 bool left_alike(
     const RankStatus& one,
     const RankStatus& other,

@@ -10,7 +10,6 @@
 namespace weft::mesh {
 namespace {
 
-/// One member's view of a group, with the member.
 struct Member {
   int64_t rank;
   const GroupStatus* group;
@@ -18,7 +17,6 @@ struct Member {
 };
 using Members = std::vector<Member>;
 
-/// The members that answered, of every group, by key.
 std::map<std::string, Members> members_by_group(
     const std::vector<RankReply>& replies) {
   std::map<std::string, Members> result;
@@ -34,7 +32,6 @@ std::string call_verb(const std::vector<int64_t>& ranks) {
   return ranks.size() == 1 ? " calls " : " call ";
 }
 
-/// Members that made the same call, the larger sets first.
 struct SameCall {
   std::vector<int64_t> ranks;
   const FlightRecorderEntry* entry;
@@ -65,13 +62,15 @@ std::string caller_text(const FlightRecorderEntry& entry) {
                    " in calling thread ", entry.caller, " of the group");
 }
 
-/// The odd ones first.
+/// Describes the calls of all sets. The smallest set comes first, because it is
+/// the most likely to be wrong.
 std::string mismatch_text(
     std::vector<SameCall> sets,
     const GroupStatus& group) {
   std::ranges::stable_sort(
       sets, {}, [](const auto& s) { return s.ranks.size(); });
-  // Of two equally large sets, that with rank 0 is the rule.
+  // Of two equally large sets, the one with the lowest rank counts as right and
+  // comes last.
   if (sets.size() == 2 && sets[0].ranks.size() == sets[1].ranks.size() &&
       sets[0].ranks.front() < sets[1].ranks.front()) {
     std::swap(sets[0], sets[1]);
@@ -92,7 +91,7 @@ std::string mismatch_text(
   return text + ". " + (same_caller ? kSameCalls : kOneCaller);
 }
 
-/// What all members' entries have in common, oldest first.
+/// Returns the sequence numbers of all entries of all members, oldest first.
 std::set<uint64_t> sequences_of(const Members& members) {
   std::set<uint64_t> result;
   for (const auto& member : members) {

@@ -12,17 +12,18 @@
 namespace weft::mesh {
 namespace {
 
-/// What follows the name, which is in parentheses and may hold any character.
-/// Empty if there is no such process.
+/// Returns the fields of /proc/PID/stat after the name, which is in parentheses
+/// and may contain any character. Empty if there is no such process.
 std::string stat_of(const std::string& pid) {
   const auto text = base::read_file("/proc/" + pid + "/stat").value_or("");
   const auto end = text.rfind(") ");
   return end == std::string::npos ? std::string() : text.substr(end + 2);
 }
 
-/// When the process began: its number may be another's by now.
+/// Returns the start time of a process, which identifies it: process IDs are
+/// reused.
 std::string start_of(const std::string& stat) {
-  constexpr int kFieldsBefore = 19; // of those after the name
+  constexpr int kFieldsBefore = 19; // fields between name and start time
   std::istringstream in(stat);
   std::string field;
   for (int i = 0; i <= kFieldsBefore; ++i) {
@@ -33,12 +34,13 @@ std::string start_of(const std::string& stat) {
 
 struct PeerProcess {
   std::string pid;
-  /// The state in /proc/PID/stat: R, S, D, T, ... 0 if there is no such
+  /// The state in /proc/PID/stat: R, S, D, T, ... 0 means that there is no such
   /// process.
   char state = 0;
 };
 
-/// None if it is of another host.
+/// Finds a process described by current_process_text(). Returns nothing if it
+/// is on another host.
 std::optional<PeerProcess> find_process(const std::string& process) {
   std::istringstream in(process);
   PeerProcess found;

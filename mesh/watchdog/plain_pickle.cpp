@@ -60,7 +60,7 @@ class Pickler {
         put_int(static_cast<uint64_t>(value.get<int64_t>()), 8);
         break;
       case Json::value_t::number_unsigned:
-        put_int(value.get<uint64_t>(), 9); // the ninth: no sign
+        put_int(value.get<uint64_t>(), 9); // The ninth byte keeps it positive.
         break;
       case Json::value_t::number_float:
         put_double(value.get<double>());

@@ -1,4 +1,5 @@
-// The thread of a Watchdog that looks, and asks.
+// The thread of a Watchdog that polls this rank's flight recorders and makes
+// inquiries.
 
 #include <algorithm>
 #include <cstdio>
@@ -22,11 +23,12 @@ using std::chrono::nanoseconds;
 using WatchClock = std::chrono::steady_clock;
 
 constexpr milliseconds kPollInterval{100};
-/// How long answers may take: while ranks wait; and after a failure, when one
-/// that is known not to live may be the reason.
+/// The timeouts of replies. After a failure, a rank that is known to be gone or
+/// stopped gets the shorter one, because it may be the cause.
 constexpr milliseconds kReplyTimeout{1000};
 constexpr milliseconds kReplyTimeoutAfterFailure{400};
-/// The delay between the inquiries of two waiting ranks, by rank.
+/// The delay of a waiting rank's inquiry, per rank and up to kMaxStagger ranks,
+/// so that waiting ranks do not all ask at once.
 constexpr milliseconds kStagger{20};
 constexpr int64_t kMaxStagger = 10;
 constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
@@ -36,13 +38,14 @@ constexpr nanoseconds kLongestPause = std::chrono::seconds(10);
 void Watchdog::poll_groups() {
   pthread_setname_np(pthread_self(), "weft_watch");
   try {
-    // Now: it would try for long once the store has gone.
+    // Connects now, because a client retries for a long time if the store is
+    // gone.
     asking_ = status_exchange_.clone();
     auto store_owner = asking_->process_of(0);
     const std::lock_guard lock(mutex_);
     store_owner_ = std::move(store_owner);
   } catch (const std::exception&) {
-    return; // The listener finds the same.
+    return; // The listener gets the same error.
   }
   Lock lock(mutex_);
   while (true) {
@@ -78,7 +81,7 @@ void Watchdog::investigate_wait(Lock& lock, nanoseconds waited) {
   const auto now = WatchClock::now();
   const bool warns =
       waited >= next_warning_ && now - warned_at_ > options_.stall;
-  // Another's inquiry a moment ago has told that one enough.
+  // If another rank made an inquiry a moment ago, this rank need not repeat it.
   if (now - answered_at_ > options_.stall / 2) {
     query_ranks(lock, warns ? Reason::kWarns : Reason::kStalled);
   } else if (warns) {
@@ -92,7 +95,7 @@ void Watchdog::investigate_wait(Lock& lock, nanoseconds waited) {
       next_warning_,
       waited +
           std::clamp<nanoseconds>(waited / 2, options_.stall, kLongestPause));
-  if (!deadlock_cycle_.empty()) { // Certain, if it is still there.
+  if (!deadlock_cycle_.empty()) { // The next inquiry confirms it.
     next_poll_ = waited + options_.stall / 2;
   }
 }
@@ -100,7 +103,7 @@ void Watchdog::investigate_wait(Lock& lock, nanoseconds waited) {
 void Watchdog::query_ranks(Lock& lock, Reason reason) {
   const uint64_t wanted = wanted_;
   const auto store_owner = store_owner_;
-  // Its store takes questions, and answers none.
+  // The store of a stopped process accepts requests but does not reply.
   is_store_owner_stopped_ = is_stopped_process(store_owner);
   const bool is_store_owner_stopped = is_store_owner_stopped_;
   asked_ = std::max(asked_, round_);
@@ -148,7 +151,8 @@ std::string Watchdog::query_and_diagnose(Reason reason, uint64_t wanted) {
   return waiting_for;
 }
 
-// Without the store, and so without the others.
+// Reports a stopped rank 0 without asking the other ranks, because an inquiry
+// needs the store. Only rank 1 warns.
 std::string Watchdog::report_stopped_store_owner(
     Reason reason,
     const std::string& store_owner) {
@@ -162,7 +166,8 @@ std::string Watchdog::report_stopped_store_owner(
   return waiting_for;
 }
 
-// A thread waits in explain(), or the end has come.
+// Returns true if a thread has entered explain() after request `wanted`, or the
+// watchdog ends.
 bool Watchdog::is_urgent(uint64_t wanted) const {
   const std::lock_guard lock(mutex_);
   return is_over_ || wanted_ > wanted;
@@ -186,12 +191,13 @@ void Watchdog::diagnose(const std::vector<RankReply>& replies) {
   }
   if (diagnosis) {
     take(asking_->publish_diagnosis(*diagnosis));
-    // All have counted the inquiry before.
+    // Every rank has counted the inquiry, so this notice gets the next number.
     asking_->notify(++asked_, kDiagnosisPublished);
   }
 }
 
-// Of ranks that live and were waited for without result, once.
+// Requests the stacks of the ranks that replied and for which this rank has
+// waited until its timeout. Does so once per timeout.
 void Watchdog::request_stacks(const std::vector<RankReply>& replies) {
   std::string query = kStacks;
   {
@@ -208,7 +214,7 @@ void Watchdog::request_stacks(const std::vector<RankReply>& replies) {
   }
 }
 
-// Of those that wait for the same: one of them is enough to say so.
+// Returns true if no lower rank waits in the same call: one warning is enough.
 bool Watchdog::is_first_to_wait(const std::vector<RankReply>& replies) const {
   return std::ranges::none_of(replies, [&](const auto& reply) {
     return reply.status.rank < rank_ && reply.has_reply &&

@@ -88,7 +88,7 @@ std::string to_text(const RankStatus& status) {
   for (const auto& group : status.groups) {
     groups.push_back(to_json(group));
   }
-  // Names are users': they need not be UTF-8.
+  // json_text() also accepts names that are not UTF-8.
   return base::json_text(json{
       {"rank", status.rank},
       {"groups", std::move(groups)},

@@ -14,9 +14,11 @@ namespace weft::mesh {
 namespace {
 
 constexpr auto kListenAtMost = std::chrono::hours(24);
-/// How often one that waits for answers looks whether they are still worth it.
+/// The interval at which a rank that waits for replies checks whether to give
+/// up.
 constexpr auto kAnswerGlance = std::chrono::milliseconds(100);
-/// The one that reads answers reads none that is older.
+/// The number of rounds whose keys stay in the store. No rank reads the replies
+/// of older rounds.
 constexpr uint64_t kRoundsKept = 16;
 
 constexpr const char* kVerdict = "verdict";
@@ -45,7 +47,6 @@ std::vector<uint8_t> bytes_from(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// The kind, then the sentence.
 std::string to_text(const HangDiagnosis& diagnosis) {
   return (diagnosis.is_disagreement ? kDisagreement : kLoss) +
          diagnosis.sentence;
@@ -106,7 +107,7 @@ std::vector<RankReply> StatusExchange::ask(
   std::vector<RankReply> replies;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     const auto& key = keys[static_cast<size_t>(rank)];
-    // One that has ended may have answered just before.
+    // The last status of a rank that has ended is newer than its reply.
     if (some_ended && store_->check({ended_key(rank)})) {
       replies.push_back(reply_at(ended_key(rank)));
     } else {
@@ -173,7 +174,7 @@ bool StatusExchange::all_come(
           std::chrono::ceil<std::chrono::milliseconds>(end - WaitClock::now()));
       return true;
     } catch (const std::exception&) {
-      // Before its time: the store is gone, as the next to use it will find.
+      // If the wait fails early, the store is gone, and its next use throws.
       if (WaitClock::now() < end || end == deadline || is_urgent()) {
         return false;
       }
@@ -181,7 +182,8 @@ bool StatusExchange::all_come(
   }
 }
 
-// One that may only be slow.
+// Returns true if a rank without a reply may only be slow, because its process
+// is not known to be gone or stopped.
 bool StatusExchange::has_silent_rank(const std::vector<std::string>& keys) {
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     if (!store_->check({keys[static_cast<size_t>(rank)]}) &&

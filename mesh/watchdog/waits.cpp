@@ -10,7 +10,6 @@
 namespace weft::mesh {
 namespace {
 
-/// The call of this group that a thread has waited for longest.
 const FlightRecorderEntry* longest_wait(const GroupStatus& group) {
   const FlightRecorderEntry* found = nullptr;
   for (const auto& entry : group.entries) {
@@ -28,7 +27,7 @@ const GroupStatus* sight_of(const RankReply& reply, const std::string& key) {
   return group == groups.end() ? nullptr : &*group;
 }
 
-/// What a rank does that another waits for in a group.
+/// Describes what `rank` does, for a rank that waits for it in a group.
 std::string doing_text(
     const std::vector<RankReply>& replies,
     int64_t rank,

@@ -21,11 +21,12 @@ namespace {
 using std::chrono::milliseconds;
 using WatchClock = std::chrono::steady_clock;
 
-/// How long a thread whose collective has failed waits for the reason, the
-/// asking thread's last look and a busy machine included.
+/// The time for which explain() waits for the cause of a failure. It includes
+/// the end of a running inquiry, and delays on a busy host.
 constexpr milliseconds kExplainLimit{2000};
 constexpr milliseconds kEndLimit{2000};
-/// How long rank 0 keeps the store for others that ask.
+/// The time for which rank 0 keeps the store after a failure, so that other
+/// ranks can ask.
 constexpr milliseconds kAcknowledgeTimeout{1000};
 
 } // namespace
@@ -68,7 +69,6 @@ void Watchdog::end() {
   });
 }
 
-// In a thread of its own.
 void Watchdog::spawn_thread(
     ThreadCount count,
     std::function<void(Watchdog&)> run) {
@@ -96,11 +96,12 @@ void Watchdog::shut_down() {
     }
     asking_->notify_self(round, kShutdown);
   } catch (const std::exception&) {
-    // The store has gone, and the listener knows.
+    // The store is gone. The listener notices this itself.
   }
 }
 
-// Rank 0 takes the store with it, and others may be about to ask.
+// After a failure, rank 0 waits until the other ranks know the cause: the store
+// ends with rank 0, and they may be about to ask.
 void Watchdog::drain() {
   const bool has_failed = [&] {
     const std::lock_guard lock(mutex_);
@@ -112,7 +113,7 @@ void Watchdog::drain() {
   asking_->wait_for_acknowledgements(num_replies_, kAcknowledgeTimeout);
 }
 
-// Counted once: it knows why a collective has failed.
+// Counts this rank, once, among those that know why a collective failed.
 void Watchdog::acknowledge_failure(StatusExchange& status_exchange) {
   if (!has_acknowledged_.exchange(true)) {
     status_exchange.acknowledge_failure();
@@ -132,7 +133,8 @@ void Watchdog::add(
   }
 }
 
-// Those whose collectives fail because this rank hangs up ask why, and find it.
+// Collectives of other ranks fail when this rank hangs up. Those ranks then ask
+// why, and find this diagnosis.
 GroupFailure Watchdog::publish_failure(const GroupFailure& failure) {
   HangDiagnosis diagnosis{failure.reason, failure.is_disagreement};
   try {
@@ -140,7 +142,7 @@ GroupFailure Watchdog::publish_failure(const GroupFailure& failure) {
     diagnosis = status_exchange.publish_diagnosis(diagnosis);
     acknowledge_failure(status_exchange);
   } catch (const std::exception&) {
-    // The store has gone: they find this rank gone, too.
+    // The store is gone. The other ranks find only that this rank is gone.
   }
   take(diagnosis);
   return diagnosis.failure();
@@ -152,7 +154,7 @@ void Watchdog::record_step_error(
   auto text = message_of(cause);
   auto positions = groups_.positions();
   const std::lock_guard lock(mutex_);
-  // One that left a part within this one by the same has said so already.
+  // An inner part that this exception left has already recorded it.
   if (has_step_error_ && step_error_.positions == positions &&
       step_error_.text.ends_with(text)) {
     return;
@@ -176,7 +178,7 @@ GroupFailure Watchdog::explain(const GroupFailure& failure) {
     return diagnosis_->failure();
   }
   auto result = failure;
-  // Nobody but the store could keep an inquiry so long.
+  // Only the store can delay an inquiry for so long.
   const auto more = made_ >= own || store_is_gone_
                         ? waiting_for_
                         : store_owner_text(store_owner_);
@@ -223,7 +225,7 @@ void Watchdog::listen() {
       adopt_published_diagnosis(status_exchange);
     }
   } catch (const std::exception&) {
-    // Nobody asks any more.
+    // The store is gone, so no rank can ask.
     const std::lock_guard lock(mutex_);
     store_is_gone_ = true;
     waiting_for_ = kStoreIsGone;
@@ -231,8 +233,9 @@ void Watchdog::listen() {
   }
 }
 
-// What takes long, each once: what comes after a failure is of no interest.
-// Others wait for this rank's next answer meanwhile.
+// Starts work that takes long on other threads, because other ranks wait for
+// this rank's next reply. Each kind runs once: collectives after the first
+// failure are of no interest.
 void Watchdog::start_background_work(const std::string& query) {
   if (query != kStalled && query != kWarned) {
     start_flight_record();
@@ -279,7 +282,8 @@ void Watchdog::show_stacks() {
       thread_stacks().c_str());
 }
 
-// Counts before the answer: who has it may ask again. False at the end.
+// Counts the inquiry before the reply, because a rank that has the reply may
+// ask again. Returns false if the watchdog has ended.
 bool Watchdog::begin_reply(const std::string& query) {
   const std::lock_guard lock(mutex_);
   ++round_;

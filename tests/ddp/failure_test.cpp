@@ -343,7 +343,7 @@ TEST(Construction, RefusesWhatCannotTrain) {
     EXPECT_THAT(wrap(nullptr, grid["dp"]), HasSubstr("null"));
     EXPECT_THAT(
         wrap(model, grid["dp"], {.bucket_cap_mb = 0.0}),
-        HasSubstr("bucket_cap_mb > 0"));
+        HasSubstr("bucket_cap_mb: got 0, expected"));
     EXPECT_THAT(
         wrap(model, grid["dp"], {.reduce_op = mesh::ReduceOp::kMax}),
         HasSubstr("kAvg or kSum"));

@@ -77,7 +77,8 @@ TEST(Lanes, AreAtLeastAsManyAsGroups) {
       message_of_thrown<c10::ValueError>([&] {
         lanes.divide({true, true, false}, 0);
       }),
-      HasSubstr("lanes >= replica groups: 2 vs 3"));
+      HasSubstr("lanes: got 2, expected at least one per replica group, of "
+                "which there are 3"));
 }
 
 /// What a lane has: of sizes so different that the order of additions shows.

@@ -726,7 +726,7 @@ TEST(ElasticDdp, RefusesReplicasThatMayDiffer) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { detail::checked_options(mesh, {}); }),
-      HasSubstr("size of the mesh of replicas == 1: 2 vs 1"));
+      HasSubstr("mesh of replicas: got 2 ranks, expected 1"));
 }
 
 TEST(Manager, ALostGroupComesBackWithTheStateOfTheOthers) {
@@ -938,7 +938,8 @@ TEST(Manager, TooFewGroupsSaveAndEnd) {
                   steps += step.commit() ? 1 : 0;
                 }
               }),
-              HasSubstr("replica groups >= min_groups: 1 vs 2"));
+              HasSubstr(
+                  "replica groups: got 1, expected at least min_groups = 2"));
           EXPECT_EQ(manager.step(), steps);
         });
     EXPECT_EQ(saves, 1);
@@ -986,7 +987,8 @@ TEST(Manager, EachGroupNeedsASample) {
     const auto step = manager.begin_step();
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { step.share(1); }),
-        HasSubstr("samples of the step >= replica groups: 1 vs 2"));
+        HasSubstr("samples of the step: got 1, expected at least one per "
+                  "replica group, of which there are 2"));
     const auto [begin, end] = step.share(3);
     EXPECT_EQ(begin, step.group());
     EXPECT_EQ(end, step.group() == 0 ? 1 : 3);

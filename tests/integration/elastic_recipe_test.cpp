@@ -396,7 +396,9 @@ TEST_F(ElasticRecipeTest, TooFewGroupsSaveAndBeginAgainWithOthers) {
   ASSERT_NO_FATAL_FAILURE(wait_for_groups(run, "few", 2));
   run.send(SIGTERM);
   ASSERT_EQ(run.wait(), 128 + SIGTERM) << run.error();
-  EXPECT_THAT(run.error(), HasSubstr("replica groups >= min_groups: 1 vs 2"));
+  EXPECT_THAT(
+      run.error(),
+      HasSubstr("replica groups: got 1, expected at least min_groups = 2"));
   const auto steps = static_cast<int>(metrics("few").size());
   expect_success(plain("straight", steps));
   expect_each_step_once("few", "straight");

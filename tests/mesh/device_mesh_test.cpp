@@ -160,11 +160,13 @@ TEST(DeviceMesh, WrongArgumentsSayWhatIsWrong) {
   EXPECT_THAT(
       create({2, 3}, {"dp", "tp"}),
       AllOf(
-          HasSubstr("6 vs 8"), HasSubstr("dp=2 tp=3"), HasSubstr("rank 2/8")));
+          HasSubstr("got dp=2 tp=3 with 6 ranks, expected the 8"),
+          HasSubstr("rank 2/8")));
   EXPECT_THAT(create({2, 4}, {"dp"}), HasSubstr("2 vs 1"));
   EXPECT_THAT(create({2, 4}, {"dp", "dp"}), HasSubstr("\"dp\" names two"));
   EXPECT_THAT(create({2, 4}, {"dp", ""}), HasSubstr("Mesh dim 1"));
-  EXPECT_THAT(create({8, 0}, {"dp", "tp"}), HasSubstr("\"tp\" has no ranks"));
+  EXPECT_THAT(
+      create({8, 0}, {"dp", "tp"}), HasSubstr("mesh dim \"tp\": got 0 ranks"));
 
   const auto mesh = DeviceMesh::create(world, {2, 4}, {"dp", "tp"});
   EXPECT_THAT(

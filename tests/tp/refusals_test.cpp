@@ -174,7 +174,7 @@ TEST_F(Refusals, LayoutsThatDoNotFit) {
         "the bias is added only after the reduction");
     refuse(
         PrepareModuleInput({.input_layouts = Shard(0)}),
-        "number of input_layouts == desired_input_layouts: 1 vs 0");
+        "got 1 input_layouts and 0 desired_input_layouts");
     refuse(
         PrepareModuleInput(
             {.input_layouts = two, .desired_input_layouts = two}),
@@ -190,7 +190,7 @@ TEST_F(Refusals, LayoutsThatDoNotFit) {
         "lacks");
     refuse(
         PrepareModuleOutput({.desired_output_layouts = {Shard(0), Shard(0)}}),
-        "number of output_layouts == desired_output_layouts: 0 vs 2");
+        "got 0 output_layouts and 2 desired_output_layouts");
   });
 }
 
@@ -285,8 +285,8 @@ TEST_F(Refusals, CallsThatDoNotFit) {
         message_of_thrown<c10::ValueError>([&] {
           dtensor::call(stack->first, wave({2, 6}));
         }),
-        HasSubstr("[PrepareModuleInput] number of input tensors of module "
-                  "\"first\" == input_layouts: 1 vs 2"));
+        HasSubstr("[PrepareModuleInput] module \"first\": got 1 input tensors, "
+                  "expected 2, one per entry of input_layouts"));
   });
 }
 

@@ -242,7 +242,7 @@ TEST_P(Styles, ATokenOutsideTheVocabularyIsRefusedByAllRanks) {
       EXPECT_THAT(
           test::message_of_thrown<c10::IndexError>(
               [&] { lookup->forward(at::full({1}, 7, at::kLong)); }),
-          HasSubstr("[embedding] index < number of rows: 7 vs 7"));
+          HasSubstr("[embedding] indices: got 7 to 7, expected 0 to 6"));
     }
   });
 }

@@ -110,7 +110,6 @@ std::string first_line_of(const char* path) {
   return line;
 }
 
-// What a namespace is called, e.g. "net:[4026531840]".
 std::string target_of(const char* link) {
   std::array<char, 256> text{};
   const ssize_t size = ::readlink(link, text.data(), text.size());

@@ -21,13 +21,13 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   }
 }
 
-// Bytes of a buffer.
 struct Span {
   size_t begin = 0;
   size_t size = 0;
 };
 
-// Piece `round` of `span` cut into pieces of `step`.
+// Returns piece number `round` of `span` in pieces of `step` bytes. The piece
+// is empty if the span has fewer.
 Span piece_of(const Span& span, size_t step, uint64_t round) {
   const size_t begin = std::min<size_t>(round * step, span.size);
   return {span.begin + begin, std::min(step, span.size - begin)};
@@ -37,7 +37,6 @@ uint64_t pieces_in(size_t bytes, size_t step) {
   return (bytes + step - 1) / step;
 }
 
-// Where each rank's part of a buffer lies.
 std::vector<Span> spans_of(const Counts& counts, size_t element) {
   std::vector<Span> spans;
   size_t begin = 0;
@@ -56,12 +55,14 @@ uint64_t max_pieces(const std::vector<Span>& spans, size_t step) {
   return most;
 }
 
-// A multiple of every element's size and of a cache line.
+// Rounds down to a multiple of 64, which is a cache line and a multiple of
+// every element size.
 size_t whole_lines(size_t bytes) {
   return bytes / 64 * 64;
 }
 
-// Up to here every rank adds everything: one round instead of two.
+// The largest tensor, in bytes, of which every rank adds all elements itself. A
+// piece then takes one round instead of two.
 constexpr size_t kFlatBytes = size_t{64} * 1024;
 
 class AllReduce final : public ShmCall {
@@ -76,7 +77,8 @@ class AllReduce final : public ShmCall {
         tensor_(tensor),
         op_(op),
         element_(tensor.element_size()),
-        // With two ranks, who adds half has as much to copy as to add.
+        // With two ranks, a rank that adds only its half must copy the other
+        // half, which takes as long as adding it.
         by_shares_(shape.size > 2 && tensor.nbytes() > kFlatBytes) {}
 
   uint64_t rounds() const override {
@@ -198,7 +200,7 @@ class AllGather final : public ShmCall {
   std::vector<Span> parts_;
 };
 
-// A slot in as many lanes as there are ranks, each for one of them.
+// Returns the bytes of a lane. A slot has one lane for each rank that reads it.
 size_t lane_bytes(size_t slot_bytes, int64_t ranks) {
   return whole_lines(slot_bytes / static_cast<size_t>(ranks));
 }
@@ -282,7 +284,7 @@ class AllToAll final : public ShmCall {
         data_of(output_) + to_[shape.rank].begin,
         data_of(input_) + own.begin,
         own.size);
-    // What stays here travels in no round.
+    // This rank's own part is copied above, so no round moves it.
     to_[shape.rank].size = from_[shape.rank].size = 0;
   }
 

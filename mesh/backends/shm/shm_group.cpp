@@ -183,7 +183,8 @@ bool ShmGroup::try_read(ShmOperation& operation) {
   return true;
 }
 
-// A group whose ranks call different things is of no use any more.
+// Throws CommError if `peer` called another collective than this rank. The
+// group then fails, because later calls cannot be matched.
 void ShmGroup::check(const ShmOperation& operation, int64_t peer, uint64_t at)
     const {
   const auto& call = *operation.call;

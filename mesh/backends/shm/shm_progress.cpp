@@ -18,20 +18,21 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// How long to look for a peer before sleeping: where every thread has a core
-// of its own, about what waking up would take; else next to nothing, for the
-// peer may need this core.
+// The time for which a waiting thread polls before it sleeps. If every thread
+// has a core of its own, it is about the time that a wake-up takes. Otherwise
+// it is short, because the peer may need this core.
 constexpr microseconds kSpin{100};
 constexpr microseconds kShortSpin{2};
-// How long to sleep, and how often to see whether the peers still live.
+// The longest sleep, and the interval of checks that the peers are alive.
 constexpr milliseconds kSleep{100};
-// How often the progress thread looks: with cores to spare, and without.
+// The polling interval of the progress thread. It is kEager if there are at
+// least two cores per rank, otherwise kSeldom.
 constexpr microseconds kEager{100};
 constexpr milliseconds kSeldom{5};
-// After so many looks without work it waits to be called.
+// The number of polls without work after which the progress thread waits for a
+// notification.
 constexpr int kIdlePolls = 100;
 
-// Those of this process.
 std::atomic<int64_t> extra_threads = 0;
 
 void pause() {
@@ -156,12 +157,14 @@ bool ShmProgress::progress() {
   return moved;
 }
 
-// In all groups, whichever is waited for: nobody else may look.
+// Checks the peers of all active groups, not only of the one that this thread
+// waits for: no other thread polls.
 void ShmProgress::check_peers() {
   next_check_ = Clock::now() + kSleep;
   for (auto* group : std::vector(active_)) {
     const auto peer_failure = group->peer_failure();
-    // What came just now, or was the last thing that a lost rank did.
+    // The peer may have published data just now, or as the last thing before it
+    // was lost, so progress() reads it before the group fails.
     if (!peer_failure.empty() && !progress() && !group->is_idle()) {
       fail(*group, peer_failure);
     }
@@ -202,14 +205,14 @@ void ShmProgress::poll(Lock& lock, ShmOperation& operation) {
 void ShmProgress::sleep(Lock& lock) {
   set_asleep(true);
   if (!progress()) {
-    // One that left before this rank was asleep has not rung.
+    // A peer that left before this rank set `asleep` has not rung the doorbell.
     if (!has_left_peer()) {
       lock.unlock();
       doorbell_.wait(kSleep);
       lock.lock();
     }
     if (!progress()) {
-      check_peers(); // Rung by one that leaves, or not at all.
+      check_peers(); // A peer may have left, or the sleep timed out.
     }
   }
   set_asleep(false);

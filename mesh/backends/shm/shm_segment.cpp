@@ -22,11 +22,11 @@
 
 // Note [Who is alive]
 // ~~~~~~~~~~~~~~~~~~~
-// Every rank locks one byte of the memory through an opening of its own. The
-// system drops such a lock when the last descriptor of that opening is closed,
-// so also when the process is killed, and tells anybody who asks whether it is
-// held. That needs no process numbers, which differ between containers, and no
-// connection a pair.
+// Every rank locks one byte of the memory through an open file description of
+// its own. The kernel releases such a lock when the last descriptor of that
+// description is closed, also when the process is killed, and tells every
+// process that asks whether the lock is held. This needs no process IDs, which
+// differ between containers, and no connection per pair of ranks.
 
 namespace weft::mesh {
 namespace {
@@ -37,7 +37,8 @@ std::string coming_key(int64_t rank) {
   return "coming/" + std::to_string(rank);
 }
 constexpr size_t kPage = 4096;
-// Descriptors a message.
+// The number of doorbell descriptors per message. unix_socket.cpp receives at
+// most kMaxDescriptors.
 constexpr size_t kBellsAMessage = 200;
 
 size_t round_up(size_t bytes) {
@@ -93,7 +94,6 @@ void ShmDoorbell::ring(int descriptor) {
       ::write(descriptor, &once, sizeof(once));
 }
 
-/// The memory, and where it is in this process.
 class ShmSegment::Mapping {
  public:
   static std::shared_ptr<Mapping> make(size_t bytes) {
@@ -124,7 +124,8 @@ class ShmSegment::Mapping {
   std::byte* begin() const { return begin_; }
   int descriptor() const { return memory_.get(); }
 
-  /// Another opening of the same memory, with locks of its own.
+  /// Opens the memory again. The result is a new open file description with
+  /// locks of its own.
   base::UniqueFd open_again() const {
     const auto path = "/proc/self/fd/" + std::to_string(memory_.get());
     base::UniqueFd result(::open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -142,8 +143,8 @@ class ShmSegment::Mapping {
 
 namespace {
 
-/// The mappings of groups that connect now, by the name of their socket, for
-/// ranks that are threads of the process that made them.
+/// The mappings of groups that are connecting, by the name of their socket.
+/// Ranks that are threads of the creating process take the mapping from here.
 class ConnectingMappings {
  public:
   void add(
@@ -154,7 +155,8 @@ class ConnectingMappings {
         mappings_, [](const auto& entry) { return entry.second.expired(); });
     mappings_[name] = mapping;
   }
-  /// Returns null in other processes, and if the rank that made it gave up.
+  /// Returns null in other processes, and if the rank that created the mapping
+  /// gave up.
   std::shared_ptr<ShmSegment::Mapping> find(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(name);
@@ -212,8 +214,9 @@ ShmSegment::~ShmSegment() {
   }
 }
 
-// Everyone comes and says who it is, gets the memory and all bells, joins, and
-// goes on when all have: then every rank's lock is held.
+// Runs on rank 0. Every other rank connects, sends its rank and its doorbell,
+// receives the memory and all doorbells, and joins. Rank 0 releases the ranks
+// when all have joined: then every rank holds its lock.
 void ShmSegment::create_segment(
     const GroupMembers& members,
     const GroupRendezvous& rendezvous,
@@ -228,7 +231,7 @@ void ShmSegment::create_segment(
       kKey, std::vector<uint8_t>(listener.name.begin(), listener.name.end()));
   std::vector<base::UniqueFd> others;
   doorbells_.resize(static_cast<size_t>(size_));
-  // Where a wait can be stopped; then they are at the socket.
+  // Waits in the store until every rank has connected to the socket.
   std::vector<std::string> coming;
   for (int64_t i = 1; i < size_; ++i) {
     coming.push_back(coming_key(i));
@@ -308,7 +311,8 @@ void ShmSegment::join() {
 }
 
 ShmRank& ShmSegment::rank(int64_t r) const {
-  // New pages are zero, which is what the words begin with.
+  // No constructor runs: new pages are zero, which is the initial value of the
+  // control words.
   return *std::launder(reinterpret_cast<ShmRank*>(
       memory_ + static_cast<size_t>(r) * sizeof(ShmRank)));
 }

@@ -12,10 +12,13 @@
 namespace weft::mesh {
 namespace {
 
-// Smaller copies lose 3 us at most, and reading the clock would show in them.
+// The smallest copy, in bytes, for which stores are measured and chosen. A
+// smaller copy loses at most 3 us with ordinary stores, and reading the clock
+// would take a notable part of its time.
 constexpr size_t kLeastStreamed = size_t{8} * 1024;
-// See Note [Stores to a slot]. Up to these limits the reader may lose as much
-// as the writer gains.
+// See Note [Stores to a slot]. Copies use non-temporal stores only above these
+// limits: below them the reader may lose as much as the writer gains. The gain
+// is in ns.
 constexpr double kLeastRatio = 3;
 constexpr double kLeastGainPerByte = 12.0 / 64;
 constexpr uint64_t kMostCopiesPerTrial = 1024;
@@ -37,7 +40,8 @@ void stream(std::byte* to, const std::byte* from, size_t bytes) {
     }
   }
   std::memcpy(to + end, from + end, bytes - end);
-  // Before whatever tells the reader that the data is there.
+  // Non-temporal stores are not ordered with later ones. The fence makes the
+  // data visible before the flag that tells the reader to read it.
   _mm_sfence();
 }
 #else

@@ -33,7 +33,8 @@ struct Address {
 
   explicit Address(const std::string& name) {
     address.sun_family = AF_UNIX;
-    // A leading zero byte: the abstract namespace.
+    // A leading zero byte selects the abstract namespace, in which sockets have
+    // no file.
     const size_t size = std::min(name.size(), sizeof(address.sun_path) - 1);
     std::memcpy(address.sun_path + 1, name.data(), size);
     length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
@@ -86,7 +87,6 @@ bool is_own_users(const base::UniqueFd& socket) {
   return peer.uid == ::geteuid();
 }
 
-// Room for the descriptors that come along with a message.
 struct ControlBuffer {
   alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
 };
@@ -123,7 +123,7 @@ void throw_system_error(const char* what) {
 UnixListener listen_unix(int backlog) {
   UnixListener listener;
   listener.name = random_name();
-  // Messages keep their borders.
+  // SOCK_SEQPACKET keeps message boundaries.
   listener.socket =
       checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket");
   const Address at(listener.name);

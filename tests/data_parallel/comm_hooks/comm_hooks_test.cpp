@@ -316,7 +316,7 @@ TEST_P(CommHooksAnywhere, RefuseWrongSubgroups) {
         message_of_thrown<c10::ValueError>([&] {
           post_localSGD_hook({own, -1});
         }),
-        HasSubstr("start_localSGD_iter: 0 vs -1"));
+        HasSubstr("start_localSGD_iter: got -1, expected at least 0"));
     if (self.world_size == 1) {
       return;
     }
@@ -369,7 +369,7 @@ TEST(CommHookErrors, NameWhatIsWrong) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [] { quantization_perchannel_hook(0); }),
-      HasSubstr("1 <= bucket_size: 1 vs 0"));
+      HasSubstr("bucket_size: got 0, expected at least 1"));
   EXPECT_FALSE(noop_hook()->can_be_tried());
   EXPECT_FALSE(fp16_compress_wrapper(noop_hook())->can_be_tried());
   EXPECT_TRUE(fp16_compress_wrapper(allreduce_hook())->can_be_tried());

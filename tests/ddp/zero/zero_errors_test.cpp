@@ -49,7 +49,9 @@ TEST(ZeroErrors, NameTheParameterAndComeBeforeAnythingIsSent) {
     const auto dp = mesh["dp"];
     EXPECT_THAT(
         zero_error({leaf({2})}, mesh),
-        AllOf(HasSubstr("2 vs 1"), HasSubstr("Pass a slice")));
+        AllOf(
+            HasSubstr("got 2 mesh dims, expected 1"),
+            HasSubstr("Pass a slice")));
     EXPECT_THAT(zero_error({}, dp), HasSubstr("no parameters were given"));
     EXPECT_THAT(
         zero_error({leaf({2}), at::Tensor()}, dp),
@@ -184,7 +186,7 @@ TEST(ZeroErrors, ParametersCannotBeTakenAway) {
     optimizer->param_groups()[0].params().pop_back();
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { optimizer->step(); }),
-        AllOf(HasSubstr("2 vs 1"), HasSubstr("removed from group 0")));
+        HasSubstr("group 0: got 1 parameters, expected at least 2"));
     const auto other = make_zero<torch::optim::SGD>(
         std::vector<at::Tensor>{leaf({2})}, torch::optim::SGDOptions(0.1), dp);
     other->add_param_group(torch::optim::OptimizerParamGroup({leaf({3})}));
@@ -192,7 +194,7 @@ TEST(ZeroErrors, ParametersCannotBeTakenAway) {
     other->param_groups().pop_back();
     EXPECT_THAT(
         message_of_thrown<c10::ValueError>([&] { other->step(); }),
-        AllOf(HasSubstr("2 vs 1"), HasSubstr("Parameter groups were")));
+        HasSubstr("parameter groups: got 1, expected at least 2"));
   });
 }
 

@@ -233,7 +233,8 @@ TEST(Experts, MistakesNameBothSides) {
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { experts(in[0], in[1] + 2, in[2], in[3], in[4]); }),
-      HasSubstr("expert_index < number of experts: 4 vs 4"));
+      HasSubstr(
+          "expert_index: got 4, expected less than the number of experts, 4"));
 }
 
 TEST(Experts, CountsOfEachSequence) {
