@@ -13,10 +13,10 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 #include "train/run.h"
+#include "train/setup/job_mesh.h"
 #include "train/setup/replica_groups.h"
 #include "train/setup/threads.h"
 #include "train/stop_signal.h"
-#include "train/store/run_store.h"
 
 namespace weft::cli {
 namespace {
@@ -59,13 +59,10 @@ void train(const TrainArguments& arguments) {
     mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
-  const auto loader = data::BatchLoader::open(recipe, 0);
-  const bool fresh = arguments.fresh || recipe.checkpoint.resume == "never";
-  if (!fresh) {
-    train::check_run_fits(recipe, loader.data().fingerprint_text());
-  }
+  auto data =
+      data::BatchLoader::open(recipe, train::batch_rank(recipe, job.rank));
   const auto world = mesh::World::from_env(options);
-  train::run_training(recipe, world, fresh);
+  train::run_training(recipe, world, arguments.fresh, std::move(data));
 }
 
 } // namespace

@@ -23,11 +23,11 @@
 #include "mesh/error/error.h"
 #include "train/health/integrity_checker.h"
 #include "train/health/straggler.h"
+#include "train/run_context.h"
 #include "train/run_outputs.h"
 #include "train/setup/initial_weights.h"
 #include "train/setup/products.h"
 #include "train/stop_signal.h"
-#include "train/store/earlier_choices.h"
 #include "train/store/link_costs.h"
 #include "train/store/run_store.h"
 #include "train/trace/step_tracer.h"
@@ -40,20 +40,6 @@ using Clock = std::chrono::steady_clock;
 
 bool is_due(int64_t step, int64_t every) {
   return every > 0 && step % every == 0;
-}
-
-// That the folder that the run will become is not there yet.
-void check_export(const config::Recipe& recipe) {
-  constexpr const char* kExportKey = "checkpoint.export_to";
-  const auto& folder = recipe.checkpoint.export_to;
-  if (folder.empty()) {
-    return;
-  }
-  try {
-    hf::check_is_free(folder);
-  } catch (const mesh::UsageError& error) {
-    config::refuse(recipe, kExportKey, error.what_without_backtrace());
-  }
 }
 
 // As a checkpoint keeps it: model.from wherever it is read.
@@ -91,21 +77,27 @@ bool begins_folder(const config::Recipe& recipe) {
 
 class Run {
  public:
-  Run(const config::Recipe& recipe, const mesh::World& world, bool fresh)
+  Run(const config::Recipe& recipe,
+      const mesh::World& world,
+      bool fresh,
+      std::optional<data::BatchLoader> data)
       : world_(world),
+        requested_(recipe),
         leads_(begins_folder(recipe)),
-        trainer_(with_earlier_choices(recipe, fresh), world),
-        recipe_(trainer_.recipe()),
+        starts_over_(fresh || recipe.checkpoint.resume == "never"),
         outputs_(
-            world.rank() == 0 ? std::make_unique<RunOutputs>(recipe_)
+            world.rank() == 0 ? std::make_unique<RunOutputs>(requested_)
                               : nullptr),
-        store_(
-            recipe_,
+        context_(open_run(
+            requested_,
             world,
-            fresh,
-            [this](const auto& text) { log_line(text); },
-            leads_),
-        starts_over_(fresh || recipe_.checkpoint.resume == "never"),
+            {.fresh = fresh,
+             .owns_folder = leads_,
+             .data = std::move(data),
+             .log_line = [this](const auto& text) { log_line(text); }})),
+        store_(*context_.store),
+        trainer_(std::move(context_.inputs), world),
+        recipe_(trainer_.recipe()),
         tracer_(
             recipe_.trace,
             recipe_.output_dir,
@@ -204,7 +196,7 @@ class Run {
       }
     }
     if (outputs_ && leads_) {
-      outputs_->begin(found, *job.model, job.mesh);
+      outputs_->begin(recipe_, found, *job.model, job.mesh);
     }
     if (!found && has_initial_weights(recipe_)) {
       log_line(load_initial_weights(recipe_, job));
@@ -637,15 +629,22 @@ class Run {
   }
 
   mesh::World world_;
+  /// The validated recipe, whose open choices this run makes.
+  config::Recipe requested_;
   /// Whether this group writes the folder and shows progress. False only in
   /// elastic runs.
   bool leads_;
-  Trainer trainer_;
-  const config::Recipe& recipe_;
-  std::unique_ptr<RunOutputs> outputs_;
-  RunStore store_;
-  /// What was there before; the same command would do so again.
+  /// Whether the run discards the checkpoints of an earlier one. The same
+  /// command would do so again.
   bool starts_over_;
+  std::unique_ptr<RunOutputs> outputs_;
+  /// Declared before trainer_, because the folder is locked before a model is
+  /// built. Its inputs are moved into trainer_.
+  RunContext context_;
+  RunStore& store_;
+  Trainer trainer_;
+  /// The recipe with all choices of this run.
+  const config::Recipe& recipe_;
   StepTracer tracer_;
   IntegrityChecker integrity_checker_;
   StragglerMonitor stragglers_;
@@ -663,18 +662,9 @@ class Run {
 void run_training(
     const config::Recipe& recipe,
     const mesh::World& world,
-    bool fresh) {
-  const auto steps = checkpoint::list_steps(checkpoints_path(recipe));
-  const bool begins =
-      fresh || steps.empty() || recipe.checkpoint.resume == "never";
-  if (begins) {
-    check_initial_weights(recipe);
-  }
-  // A run that has ended may have become that folder.
-  if (begins || steps.front().step < recipe.train.steps) {
-    check_export(recipe);
-  }
-  Run(recipe, world, fresh).run();
+    bool fresh,
+    std::optional<data::BatchLoader> data) {
+  Run(recipe, world, fresh, std::move(data)).run();
 }
 
 } // namespace weft::train

@@ -47,6 +47,7 @@ void RunOutputs::log_line(const std::string& text) {
 }
 
 void RunOutputs::begin(
+    const config::Recipe& resolved,
     const std::optional<RunStore::Resumed>& resumed,
     const torch::nn::Module& model,
     const mesh::DeviceMesh& mesh) {
@@ -57,7 +58,7 @@ void RunOutputs::begin(
     log_line(
         metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
   }
-  log_line(write_recipe(recipe_));
+  log_line(write_recipe(resolved));
   quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/!resumed);
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(

@@ -22,14 +22,17 @@ namespace weft::train {
 /// only.
 class RunOutputs {
  public:
+  /// Writes nothing yet. `recipe` must outlive this object.
   explicit RunOutputs(const config::Recipe& recipe);
 
   /// Prints a line for the user. Does nothing if `text` is empty.
   void log_line(const std::string& text);
 
-  /// Opens the files and truncates metrics.jsonl after the resumed step.
+  /// Opens the files, truncates metrics.jsonl after the resumed step and writes
+  /// `resolved`, the recipe with all choices of this run, to recipe.yaml.
   /// Throws: mesh::UsageError if a file cannot be written.
   void begin(
+      const config::Recipe& resolved,
       const std::optional<RunStore::Resumed>& resumed,
       const torch::nn::Module& model,
       const mesh::DeviceMesh& mesh);

@@ -46,20 +46,6 @@ mesh::DeviceMesh make_mesh(config::Recipe& recipe, const mesh::World& world) {
   return mesh;
 }
 
-config::Recipe with_products(config::Recipe recipe) {
-  resolve_products(recipe);
-  return recipe;
-}
-
-data::BatchLoader open_data(
-    const config::Recipe& recipe,
-    const mesh::World& world) {
-  // Row-major mesh: tp ranks of one replica are neighbours.
-  auto loader = data::BatchLoader::open(recipe, world.rank() / recipe.mesh.tp);
-  check_runs_agree(recipe, loader.data().fingerprint_text(), world);
-  return loader;
-}
-
 // Random ops of a step start from its number, and count the samples of a
 // micro-batch where the global batch has them: dropout does not depend on the
 // mesh, on accumulation, or on where a run was resumed.
@@ -80,10 +66,22 @@ bool says_rank_0(const mesh::World& world, bool holds, std::string_view what) {
   return numbers[0][0].item<int64_t>() != 0;
 }
 
-Trainer::Trainer(config::Recipe recipe, const mesh::World& world)
-    : recipe_(with_products(std::move(recipe))),
+TrainerInputs open_inputs(
+    config::Recipe recipe,
+    const mesh::World& world,
+    std::optional<data::BatchLoader> data) {
+  resolve_products(recipe);
+  if (!data) {
+    data = data::BatchLoader::open(recipe, batch_rank(recipe, world.rank()));
+  }
+  check_runs_agree(recipe, data->data().fingerprint_text(), world);
+  return {.recipe = std::move(recipe), .data = *std::move(data)};
+}
+
+Trainer::Trainer(TrainerInputs inputs, const mesh::World& world)
+    : recipe_(std::move(inputs.recipe)),
       world_(world),
-      loader_(open_data(recipe_, world)),
+      loader_(std::move(inputs.data)),
       data_fingerprint_(loader_.data().fingerprint_text()),
       job_(make_train_job(recipe_, make_mesh(recipe_, world))),
       non_finite_(recipe_.train),

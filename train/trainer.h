@@ -28,15 +28,33 @@ bool says_rank_0(const mesh::World& world, bool holds, std::string_view what);
 
 class IntegrityChecker;
 
+/// A recipe whose `products` is resolved, and its data, opened for this rank.
+struct TrainerInputs {
+  config::Recipe recipe;
+  data::BatchLoader data;
+};
+
+/// Selects the matmul library, opens the data of `recipe` for this rank unless
+/// `data` has it, and compares recipe and data between ranks.
+/// Collective: all ranks of `world`; blocks.
+/// Throws: mesh::UsageError if the recipe or the data cannot be used;
+/// mesh::DisagreementError if ranks have different recipes or data.
+TrainerInputs open_inputs(
+    config::Recipe recipe,
+    const mesh::World& world,
+    std::optional<data::BatchLoader> data = std::nullopt);
+
 /// Trains the model of a recipe by combining its data, model, data-parallel
 /// wrapper and optimizer.
 class Trainer {
  public:
-  /// Builds the data, mesh, model and optimizer for the first step.
+  /// Builds the mesh, model and optimizer for the first step.
   /// Collective: all ranks of `world`; blocks.
-  /// Throws: mesh::UsageError if the recipe or the data cannot be used;
-  /// mesh::DisagreementError if ranks have different recipes or data.
-  Trainer(config::Recipe recipe, const mesh::World& world);
+  /// Throws: mesh::UsageError if the recipe cannot be used.
+  Trainer(TrainerInputs inputs, const mesh::World& world);
+  /// Opens the data first; see open_inputs().
+  Trainer(config::Recipe recipe, const mesh::World& world)
+      : Trainer(open_inputs(std::move(recipe), world), world) {}
   ~Trainer();
 
   /// Runs one optimizer step over a full global batch. `step` counts from 0; in

@@ -84,10 +84,11 @@ struct LoadStats {
   ReadBy read_by = ReadBy::kEveryRank;
 };
 
-/// Reads a step folder's manifest on every rank. With an `hmac_key`, checks its
-/// HMAC; see parse_manifest().
+/// Reads a step folder's manifest on rank 0 and sends it to the other ranks.
+/// With an `hmac_key`, each rank checks its HMAC; see parse_manifest().
 /// Collective: all ranks of `world`; blocks.
-/// Throws: CheckpointError, on all ranks, if a rank cannot read it.
+/// Throws: CheckpointError, on all ranks, if rank 0 cannot read it or the check
+/// fails on a rank.
 Manifest read_manifest(
     const std::filesystem::path& step_folder,
     const std::optional<mesh::World>& world,

@@ -47,11 +47,16 @@ NewestStep find_newest(
     const std::optional<mesh::World>& world,
     const StepAttempt& attempt,
     const SkipNotice& notice,
-    const std::string& hmac_key) {
+    const std::string& hmac_key,
+    const std::optional<KnownStep>& known) {
   NewestStep result;
   for (const auto& step : list_steps_together(checkpoints, world)) {
     try {
-      attempt(step, read_manifest(step.path, world, hmac_key));
+      if (known && known->folder.path == step.path) {
+        attempt(step, known->manifest);
+      } else {
+        attempt(step, read_manifest(step.path, world, hmac_key));
+      }
       result.found = step;
       return result;
     } catch (const CheckpointError& error) {

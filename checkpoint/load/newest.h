@@ -30,8 +30,17 @@ using StepAttempt = std::function<void(const StepFolder&, const Manifest&)>;
 using SkipNotice =
     std::function<void(const StepFolder&, const std::string& reason)>;
 
+/// A step whose manifest was read before, equal on all ranks.
+struct KnownStep {
+  /// The step and its path.
+  StepFolder folder;
+  /// The manifest of the step.
+  Manifest manifest;
+};
+
 /// Calls `attempt` for the steps of a folder, newest first, until one is not
-/// damaged. All ranks use rank 0's list of steps.
+/// damaged. All ranks use rank 0's list of steps, and the manifest of `known`
+/// without reading it again.
 /// Collective: all ranks of `world`; blocks.
 /// Throws: the exceptions of `attempt` except for CheckpointError;
 /// CheckpointError if rank 0 cannot list the folder.
@@ -40,7 +49,8 @@ NewestStep find_newest(
     const std::optional<mesh::World>& world,
     const StepAttempt& attempt,
     const SkipNotice& notice = {},
-    const std::string& hmac_key = {});
+    const std::string& hmac_key = {},
+    const std::optional<KnownStep>& known = std::nullopt);
 
 /// The step that load_newest() loaded.
 struct LoadedStep {

@@ -333,15 +333,15 @@ fs::path quarantine_step(const fs::path& checkpoints, int64_t step) {
 
 namespace {
 
-// A step under another's name would be gone on from as if it were that one.
-void check_name(const Folder& step_folder, const Manifest& manifest) {
-  const auto path = fs::absolute(step_folder.path()).lexically_normal();
+// A run would resume from a renamed folder as if it were another step.
+void check_name(const fs::path& step_folder, const Manifest& manifest) {
+  const auto path = fs::absolute(step_folder).lexically_normal();
   const auto name =
       path.has_filename() ? path.filename() : path.parent_path().filename();
   const auto step = step_of(name.string());
   if (step && *step != manifest.step) {
     throw_corrupt(
-        (step_folder.path() / kManifestName).string(),
+        (step_folder / kManifestName).string(),
         fmt::format(
             "the manifest is for step {}, but its folder is named for step {}",
             manifest.step,
@@ -351,7 +351,7 @@ void check_name(const Folder& step_folder, const Manifest& manifest) {
 
 } // namespace
 
-Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
+std::string read_manifest_text(const Folder& step_folder) {
   const auto source = (step_folder.path() / kManifestName).string();
   const auto file = step_folder.open_file(kManifestName);
   try {
@@ -367,12 +367,25 @@ Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
     std::string text(static_cast<size_t>(size), '\0');
     const auto got = file.read_at(0, std::as_writable_bytes(std::span(text)));
     text.resize(static_cast<size_t>(got));
-    auto manifest = parse_manifest(text, source, hmac_key);
-    check_name(step_folder, manifest);
-    return manifest;
+    return text;
   } catch (const std::system_error& error) {
     throw_corrupt(source, "it cannot be read: " + error.code().message());
   }
+}
+
+Manifest parse_step_manifest(
+    const std::string& text,
+    const fs::path& step_folder,
+    std::string_view hmac_key) {
+  auto manifest =
+      parse_manifest(text, (step_folder / kManifestName).string(), hmac_key);
+  check_name(step_folder, manifest);
+  return manifest;
+}
+
+Manifest read_manifest(const Folder& step_folder, std::string_view hmac_key) {
+  return parse_step_manifest(
+      read_manifest_text(step_folder), step_folder.path(), hmac_key);
 }
 
 Manifest read_manifest(const fs::path& step_folder, std::string_view hmac_key) {

@@ -127,6 +127,16 @@ Manifest read_manifest(
     const Folder& step_folder,
     std::string_view hmac_key = {});
 
+/// Returns the text of the manifest of a step folder.
+/// Throws: like read_manifest().
+std::string read_manifest_text(const Folder& step_folder);
+/// Parses and checks that text, also on a rank that received it from another
+/// one. Throws: like read_manifest().
+Manifest parse_step_manifest(
+    const std::string& text,
+    const std::filesystem::path& step_folder,
+    std::string_view hmac_key = {});
+
 /// Exclusive write lock on a `checkpoints/` folder, released on destruction or
 /// process exit. Creates the folder if it is missing.
 class StoreLock {

@@ -23,7 +23,13 @@ constexpr const char* kBefore =
     "^ERROR 143 rank=0 op=train SIGTERM before the first step: nothing was to "
     "be saved, and the same command starts again\n$";
 
-TEST(StopSignal, BeforeTheFirstStepItEndsTheProcess) {
+class StopSignal : public ::testing::Test {
+ protected:
+  // Another test of this process may have trained.
+  void SetUp() override { set_run_phase(RunPhase::kStarting); }
+};
+
+TEST_F(StopSignal, BeforeTheFirstStepItEndsTheProcess) {
   EXPECT_EXIT(
       {
         handle_stop_signals(0, "");
@@ -40,7 +46,7 @@ TEST(StopSignal, BeforeTheFirstStepItEndsTheProcess) {
       "^ERROR 143 rank=3 op=train SIGUSR1 before");
 }
 
-TEST(StopSignal, WhileTheRunTrainsItIsRemembered) {
+TEST_F(StopSignal, WhileTheRunTrainsItIsRemembered) {
   EXPECT_EXIT(
       {
         handle_stop_signals(0, "");
@@ -57,7 +63,7 @@ TEST(StopSignal, WhileTheRunTrainsItIsRemembered) {
       "^$");
 }
 
-TEST(StopSignal, OnceAllIsSavedItEndsTheProcess) {
+TEST_F(StopSignal, OnceAllIsSavedItEndsTheProcess) {
   for (const bool is_early : {true, false}) {
     EXPECT_EXIT(
         {
@@ -75,7 +81,7 @@ TEST(StopSignal, OnceAllIsSavedItEndsTheProcess) {
   }
 }
 
-TEST(StopSignal, LeavesTheLaunchersErrorFile) {
+TEST_F(StopSignal, LeavesTheLaunchersErrorFile) {
   const fixtures::TempFolder folder;
   EXPECT_EXIT(
       {
@@ -132,7 +138,7 @@ Ended told_by_its_launcher(int64_t rank) {
   return ended;
 }
 
-TEST(StopSignal, OfRanksThatAreAllToldOnlyTheFirstSpeaks) {
+TEST_F(StopSignal, OfRanksThatAreAllToldOnlyTheFirstSpeaks) {
   const auto first = told_by_its_launcher(0);
   EXPECT_EQ(first.code, 143);
   EXPECT_THAT(first.said, StartsWith("ERROR 143 rank=0 op=train SIGTERM"));

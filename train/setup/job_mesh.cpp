@@ -26,4 +26,10 @@ mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh) {
   return data_parallel_mesh(mesh).flatten();
 }
 
+// The ranks of a tensor-parallel group are consecutive, because tp is the last
+// dim of the mesh.
+int64_t batch_rank(const config::Recipe& recipe, int64_t rank) {
+  return rank / recipe.mesh.tp;
+}
+
 } // namespace weft::train

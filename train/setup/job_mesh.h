@@ -20,4 +20,7 @@ mesh::DeviceMesh data_parallel_mesh(const mesh::DeviceMesh& mesh);
 /// of one batch. Rank i of n gets micro-batches i, i + n, i + 2n, ...
 mesh::DeviceMesh batch_mesh(const mesh::DeviceMesh& mesh);
 
+/// Returns the index in batch_mesh() of a rank of the run's world.
+int64_t batch_rank(const config::Recipe& recipe, int64_t rank);
+
 } // namespace weft::train

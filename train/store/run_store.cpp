@@ -110,12 +110,10 @@ std::string describe_difference(
 void check_same_run(
     const config::Recipe& recipe,
     const std::string& data_fingerprint,
-    const checkpoint::StepFolder& step,
-    const checkpoint::Manifest& manifest) {
-  const auto source = step.path.string();
-  const auto state = parse_train_state(manifest.state, source);
-  const auto layout = parse_run_layout(manifest.layout, source);
-  const auto earlier = parse_earlier(recipe, layout.recipe, source);
+    const RunStore::Earlier& run) {
+  const auto& state = run.state;
+  const auto earlier =
+      parse_earlier(recipe, run.layout.recipe, run.step.folder.path.string());
   std::vector<std::string> differences;
   for (const auto& key : config::differing_keys(recipe, earlier)) {
     if (is_fixed(key)) {
@@ -153,26 +151,6 @@ std::string metrics_path(const config::Recipe& recipe) {
   return fs::path(recipe.output_dir) / "metrics.jsonl";
 }
 
-void inspect_newest(const config::Recipe& recipe, const InspectFn& look) {
-  const auto hmac_key = read_hmac_key(recipe);
-  for (const auto& step : checkpoint::list_steps(checkpoints_path(recipe))) {
-    try {
-      look(step, checkpoint::read_manifest(step.path, hmac_key));
-      return;
-    } catch (const checkpoint::CheckpointError&) {
-      continue; // Named when the run tries to load it.
-    }
-  }
-}
-
-void check_run_fits(
-    const config::Recipe& recipe,
-    const std::string& data_fingerprint) {
-  inspect_newest(recipe, [&](const auto& step, const auto& manifest) {
-    check_same_run(recipe, data_fingerprint, step, manifest);
-  });
-}
-
 RunStore::RunStore(
     const config::Recipe& recipe,
     const mesh::World& world,
@@ -193,6 +171,9 @@ RunStore::RunStore(
       return "";
     });
   }
+  if (!fresh && recipe.checkpoint.resume != "never") {
+    read_earlier();
+  }
   saver_ = std::make_unique<RunSaver>(
       path_,
       saver_options(recipe_, world_, hmac_key_),
@@ -201,6 +182,35 @@ RunStore::RunStore(
 }
 
 RunStore::~RunStore() = default;
+
+// Does not report steps that cannot be read, because resume() does.
+void RunStore::read_earlier() {
+  const auto newest = checkpoint::find_newest(
+      path_,
+      world_,
+      [&](const auto& step, const checkpoint::Manifest& manifest) {
+        const auto source = step.path.string();
+        earlier_ = {
+            .step = {step, manifest},
+            .state = parse_train_state(manifest.state, source),
+            .layout = parse_run_layout(manifest.layout, source)};
+      },
+      {},
+      hmac_key_);
+  if (!newest.damaged.empty()) {
+    newest_step_ = newest.damaged.front();
+  } else if (newest.found) {
+    newest_step_ = newest.found->step;
+  }
+}
+
+void RunStore::check_run_fits(
+    const config::Recipe& recipe,
+    const std::string& data_fingerprint) const {
+  if (earlier_) {
+    check_same_run(recipe, data_fingerprint, *earlier_);
+  }
+}
 
 std::string RunStore::take_over() {
   auto problem = on_first_rank<mesh::UsageError>(world_, [&] {
@@ -303,7 +313,8 @@ std::optional<RunStore::Resumed> RunStore::resume(
         log_line(fmt::format(
             "cannot resume from {}: {}", step.path.string(), reason));
       },
-      hmac_key_);
+      hmac_key_,
+      earlier_ ? std::optional(earlier_->step) : std::nullopt);
   const auto& damaged = newest.damaged;
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/load/newest.h"
 #include "checkpoint/save/save.h"
 #include "checkpoint/store/store.h"
 #include "config/recipe.h"
@@ -34,14 +35,22 @@ class RunStore {
   /// A callback that prints a line for the user. Called on rank 0 only.
   using LogLine = std::function<void(const std::string&)>;
 
+  /// The newest step that had a readable manifest when this object was made.
+  struct Earlier {
+    checkpoint::KnownStep step;
+    TrainState state;
+    RunLayout layout;
+  };
+
   /// With `owns`, reserves the folder for this run until it ends: rank 0 locks
   /// it, deletes the remains of killed saves, renames flight records of an
   /// earlier failure to flight-1, flight-2, ..., and tests that it can write.
   /// With `fresh` or `checkpoint.resume: never`, existing checkpoints are
   /// renamed to checkpoints.old. A replica group that does not own the folder
-  /// only reads it. Collective: all ranks; blocks. Throws: mesh::UsageError on
-  /// all ranks if another run has locked the folder or if it cannot be written;
-  /// the exceptions of read_hmac_key().
+  /// only reads it. Then rank 0 reads the newest manifest and sends it to the
+  /// other ranks, unless the run starts over. Collective: all ranks; blocks.
+  /// Throws: mesh::UsageError on all ranks if another run has locked the folder
+  /// or if it cannot be written; the exceptions of read_hmac_key().
   RunStore(
       const config::Recipe& recipe,
       const mesh::World& world,
@@ -49,6 +58,18 @@ class RunStore {
       LogLine log_line,
       bool owns = true);
   ~RunStore();
+
+  /// Empty if the folder has no readable manifest or the run starts over.
+  const std::optional<Earlier>& earlier() const { return earlier_; }
+  /// Returns the newest step that was in the folder when this object was made,
+  /// damaged or not. Empty if there was none or the run starts over.
+  std::optional<int64_t> newest_step() const { return newest_step_; }
+  /// Checks that the run in the folder has the same model and data as `recipe`.
+  /// Does not communicate.
+  /// Throws: mesh::UsageError if they differ; it has the keys and both values.
+  void check_run_fits(
+      const config::Recipe& recipe,
+      const std::string& data_fingerprint) const;
 
   /// Loads the newest valid checkpoint into `dicts`. Reports and renames each
   /// damaged one, if this group owns the folder, and tries the one before it.
@@ -84,6 +105,7 @@ class RunStore {
 
   void open(bool fresh);
   void finish_archiving();
+  void read_earlier();
   Resumed load_step(
       const std::filesystem::path& folder,
       const checkpoint::Manifest& manifest,
@@ -98,6 +120,8 @@ class RunStore {
   std::filesystem::path path_;
   LogLine log_line_;
   std::string hmac_key_;
+  std::optional<Earlier> earlier_;
+  std::optional<int64_t> newest_step_;
   /// The folder's lock, held by rank 0 until the run ends.
   std::unique_ptr<Lock> lock_;
   /// Declared after lock_, so that it is destroyed first.
@@ -108,19 +132,5 @@ class RunStore {
 std::filesystem::path checkpoints_path(const config::Recipe& recipe);
 /// Returns outputs/<name>/metrics.jsonl.
 std::string metrics_path(const config::Recipe& recipe);
-
-using InspectFn = std::function<
-    void(const checkpoint::StepFolder&, const checkpoint::Manifest&)>;
-/// Calls `look` with the run's newest checkpoint that has a readable manifest,
-/// and with older ones as long as `look` throws checkpoint::CheckpointError.
-/// Does not communicate.
-void inspect_newest(const config::Recipe& recipe, const InspectFn& look);
-
-/// Checks that the run in the folder has the same model and data as `recipe`.
-/// Reads the newest checkpoint with a readable manifest. Does not communicate.
-/// Throws: mesh::UsageError if they differ; it has the keys and both values.
-void check_run_fits(
-    const config::Recipe& recipe,
-    const std::string& data_fingerprint);
 
 } // namespace weft::train

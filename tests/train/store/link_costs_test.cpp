@@ -13,6 +13,7 @@
 #include "train/setup/load_recipe.h"
 #include "train/setup/validate.h"
 #include "train/store/earlier_choices.h"
+#include "train/store/run_store.h"
 #include "train/store/train_state.h"
 #include "train/trainer.h"
 
@@ -82,42 +83,47 @@ TEST(LinkCosts, GivenOnesAreNotMeasured) {
   }
 }
 
-TEST(EarlierChoices, AResumedRunKeepsPricesThatWereMeasured) {
-  const fixtures::TempFolder folder;
-  auto recipe = recipe_in(folder, "cost_model: measure\n");
+// The layout of the newest checkpoint after a run of four ranks.
+RunLayout layout_after_run(const config::Recipe& recipe) {
+  std::optional<RunLayout> layout;
   test::run_ranks(4, [&](test::RankContext& self) {
     run_training(recipe, self.world, /*fresh=*/false);
+    const RunStore store(
+        recipe, self.world, /*fresh=*/false, [](const auto&) {});
+    if (self.rank == 0) {
+      layout = store.earlier()->layout;
+    }
   });
+  return layout.value();
+}
+
+TEST(EarlierChoices, AResumedRunKeepsMeasuredLinkCosts) {
+  const fixtures::TempFolder folder;
+  const auto recipe = recipe_in(folder, "cost_model: measure\n");
+  const auto layout = layout_after_run(recipe);
   const auto written =
       parse_recipe(
           fixtures::read_text(folder / "run/recipe.yaml"), "recipe.yaml")
           .links;
   EXPECT_GT(written.tp_bandwidth_gb_s, 0);
-  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).links, written);
-  EXPECT_EQ(
-      with_earlier_choices(recipe, /*fresh=*/true).links,
-      config::LinksConfig());
+  EXPECT_EQ(with_earlier_choices(recipe, layout).links, written);
   auto other_mesh = recipe;
   other_mesh.mesh = {4, 1};
   EXPECT_EQ(
-      with_earlier_choices(other_mesh, /*fresh=*/false).links,
-      config::LinksConfig());
+      with_earlier_choices(other_mesh, layout).links, config::LinksConfig());
   auto by_table = recipe;
   by_table.cost_model = "default";
-  EXPECT_EQ(with_earlier_choices(by_table, /*fresh=*/false).links, written);
+  EXPECT_EQ(with_earlier_choices(by_table, layout).links, written);
 }
 
-TEST(EarlierChoices, AResumedRunKeepsTheLibraryThatMultiplies) {
+TEST(EarlierChoices, AResumedRunKeepsTheMatmulLibrary) {
   const fixtures::TempFolder folder;
   auto recipe = recipe_in(folder, "products: libtorch\n");
-  test::run_ranks(4, [&](test::RankContext& self) {
-    run_training(recipe, self.world, /*fresh=*/false);
-  });
+  const auto layout = layout_after_run(recipe);
   recipe.products = "auto";
-  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).products, "libtorch");
-  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/true).products, "auto");
+  EXPECT_EQ(with_earlier_choices(recipe, layout).products, "libtorch");
   recipe.products = "onednn";
-  EXPECT_EQ(with_earlier_choices(recipe, /*fresh=*/false).products, "onednn");
+  EXPECT_EQ(with_earlier_choices(recipe, layout).products, "onednn");
 }
 
 TEST(LinkCosts, ALatencyAloneIsRefused) {
