@@ -73,7 +73,8 @@ std::vector<std::string> notes_of(
         "the run was not traced, so the times of the single collectives are "
         "unknown. Train with trace.steps=5 to get them");
   }
-  if (recipe.cost_model == "measure" && recipe.links == config::LinksConfig()) {
+  if (recipe.cost_model == config::CostModel::kMeasure &&
+      recipe.links == config::LinksConfig()) {
     notes.emplace_back(
         "cost_model: measure takes effect in weft train, and the recipe.yaml "
         "of a run has the measured costs; explain uses the default table");

@@ -61,7 +61,7 @@ config::Recipe load_for_inference(
   const auto type = recipe.data.type;
   if (!reads_data &&
       models::model_input(recipe) == models::ModelInput::kTokens) {
-    recipe.data.type = "tokens";
+    recipe.data.type = config::DataType::kTokens;
   }
   inference::validate_for_inference(recipe, job.world_size);
   recipe.data.type = type;
@@ -74,9 +74,10 @@ mesh::DeviceMesh join_mesh(
     const std::string& value) {
   mesh::WorldOptions options;
   options.timeout = std::chrono::seconds(recipe.comm.timeout_s);
-  if (recipe.device == "cuda") {
+  if (recipe.device == config::Device::kCuda) {
     const auto job = mesh::current_job_rank();
-    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+    mesh::open_device(
+        to_string(recipe.device), job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
   const auto world = mesh::World::from_env(options);

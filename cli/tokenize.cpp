@@ -23,12 +23,8 @@ struct TokenizeArguments {
 
 data::TokenizeOptions options_of(const TokenizeArguments& arguments) {
   data::TokenizeOptions options = arguments.options;
-  for (const auto format :
-       {data::TokenFormat::kLlmC, data::TokenFormat::kMegatron}) {
-    if (arguments.format == data::to_string(format)) {
-      options.format = format;
-    }
-  }
+  options.format =
+      config::choice_of<config::TokenFormat>(arguments.format).value();
   if (!arguments.dtype.empty()) {
     options.type = arguments.dtype == "uint32" ? data::TokenType::kUint32
                                                : data::TokenType::kUint16;

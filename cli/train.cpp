@@ -55,8 +55,9 @@ void train(const TrainArguments& arguments) {
   if (!mesh::env::get("TORCH_FR_DUMP_TEMP_FILE")) {
     options.watch.flight_record = recipe.output_dir + "/flight/rank_";
   }
-  if (recipe.device == "cuda") {
-    mesh::open_device(recipe.device, job.local_rank, job.local_world_size);
+  if (recipe.device == config::Device::kCuda) {
+    mesh::open_device(
+        to_string(recipe.device), job.local_rank, job.local_world_size);
     options.backend = "nccl";
   }
   auto data =

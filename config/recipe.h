@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "config/choices.h"
+
 namespace weft::models {
 struct ModelType; // models/registry.h
 } // namespace weft::models
@@ -47,7 +49,7 @@ struct MeshConfig {
 /// The scaling of rotary frequencies for sequences longer than those of the
 /// original training.
 struct RopeScalingConfig {
-  std::string rope_type = "none";
+  RopeType rope_type = RopeType::kNone;
   double factor = 8.0;
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
@@ -89,50 +91,49 @@ struct TpConfig {
   bool sequence_parallel = true;
   bool loss_parallel = true;
   /// `tp.async`, which is not a valid name in C++.
-  std::string async_tp = "auto";
+  AsyncTp async_tp = AsyncTp::kAuto;
   bool operator==(const TpConfig&) const = default;
 };
 
 struct DdpConfig {
   double bucket_cap_mb = 25.0;
-  std::string bucket_mode = "concatenated";
+  BucketMode bucket_mode = BucketMode::kConcatenated;
   bool auto_bucketing = false;
   bool gradient_as_bucket_view = true;
   bool batched_grad_copy = false;
   bool static_graph = false;
   bool check_for_nan_in_grad = false;
-  std::string comm_hook = "none";
+  DdpCommHook comm_hook = DdpCommHook::kNone;
   int64_t power_sgd_rank = 1;
   int64_t power_sgd_start_iter = 1000;
-  std::string param_dtype = "none";
-  std::string reduce_dtype = "none";
+  ParamDtype param_dtype = ParamDtype::kNone;
+  ReduceDtype reduce_dtype = ReduceDtype::kNone;
   bool operator==(const DdpConfig&) const = default;
 };
 
 struct FsdpConfig {
   std::vector<std::string> units = {"auto"};
-  std::string reshard_after_forward = "auto";
+  ReshardAfterForward reshard_after_forward = ReshardAfterForward::kAuto;
   int64_t reshard_to = 0;
   int64_t forward_prefetch = 1;
-  std::string backward_prefetch = "pre";
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   int64_t reduce_in_flight = 1;
-  std::string accumulate = "sharded";
-  std::string comm_hook = "none";
-  std::string param_dtype = "none";
-  std::string reduce_dtype = "none";
+  Accumulate accumulate = Accumulate::kSharded;
+  FsdpCommHook comm_hook = FsdpCommHook::kNone;
+  ParamDtype param_dtype = ParamDtype::kNone;
+  ReduceDtype reduce_dtype = ReduceDtype::kNone;
   bool operator==(const FsdpConfig&) const = default;
 };
 
 /// Training in replica groups that come and go: docs/elastic.md.
 struct ElasticConfig {
-  /// "none", "exact" or "fixed".
-  std::string batch = "none";
+  ElasticBatch batch = ElasticBatch::kNone;
   /// With "exact": see elastic::ManagerOptions. 0 is resolved to the number of
   /// replica groups.
   int64_t lanes = 0;
   int64_t min_groups = 1;
   int64_t join_timeout_s = 60;
-  bool is_on() const { return batch != "none"; }
+  bool is_on() const { return batch != ElasticBatch::kNone; }
   bool operator==(const ElasticConfig&) const = default;
 };
 
@@ -142,11 +143,11 @@ struct CommConfig {
 };
 
 struct DataConfig {
-  std::string type = "text";
+  DataType type = DataType::kText;
   std::vector<std::string> paths;
   std::string tokenizer = "byte";
-  std::string format = "auto";
-  std::string dtype = "auto";
+  TokenFormat format = TokenFormat::kAuto;
+  TokenDtype dtype = TokenDtype::kAuto;
   int64_t sequence_length = 128;
   bool operator==(const DataConfig&) const = default;
 };
@@ -156,12 +157,12 @@ struct TrainConfig {
   int64_t global_batch_size = 16;
   int64_t micro_batch_size = 0;
   double max_grad_norm = 1.0;
-  std::string dtype = "float32";
+  TrainDtype dtype = TrainDtype::kFloat32;
   double z_loss = 0;
   double label_smoothing = 0;
-  std::string activation_checkpoint = "none";
+  ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
   std::vector<std::string> activation_checkpoint_modules;
-  std::string on_non_finite = "stop";
+  OnNonFinite on_non_finite = OnNonFinite::kStop;
   int64_t max_consecutive_non_finite = 10;
   int64_t log_every = 10;
   bool operator==(const TrainConfig&) const = default;
@@ -177,7 +178,7 @@ struct LoraConfig {
 };
 
 struct OptimizerConfig {
-  std::string type = "adamw";
+  OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.95};
   double eps = 1e-8;
@@ -186,7 +187,7 @@ struct OptimizerConfig {
 };
 
 struct LrScheduleConfig {
-  std::string type = "cosine";
+  LrScheduleType type = LrScheduleType::kCosine;
   int64_t warmup_steps = 0;
   double min_ratio = 0.1;
   bool operator==(const LrScheduleConfig&) const = default;
@@ -211,14 +212,14 @@ struct CheckpointConfig {
   bool async = true;
   double max_mb_per_s = 0;
   bool fsync = true;
-  std::string checksum = "xxh3";
+  Checksum checksum = Checksum::kXxh3;
   std::string hmac_key_file;
-  std::string resume = "auto";
+  Resume resume = Resume::kAuto;
   std::string init_from;
   std::vector<std::string> init_include;
   std::vector<std::string> init_exclude;
   std::vector<std::string> init_rename;
-  std::string init_strict = "exact";
+  InitStrict init_strict = InitStrict::kExact;
   std::string export_to;
   bool operator==(const CheckpointConfig&) const = default;
 };
@@ -278,7 +279,7 @@ struct Origins {
 /// A training run: model, mesh, data and training options.
 struct Recipe {
   std::string name;
-  std::string device = "cpu";
+  Device device = Device::kCpu;
   int64_t seed = 42;
   std::string output_dir;
   MeshConfig mesh;
@@ -300,10 +301,8 @@ struct Recipe {
   StragglerDetectionConfig straggler_detection;
   LogConfig log;
   TraceConfig trace;
-  /// "auto", "libtorch" or "onednn".
-  std::string products = "auto";
-  /// "default" or "measure".
-  std::string cost_model = "default";
+  Products products = Products::kAuto;
+  CostModel cost_model = CostModel::kDefault;
   LinksConfig links;
   CommunicationBudgetConfig communication_budget;
   Origins origins;

@@ -106,9 +106,30 @@ bool is_option_map(const Key& key) {
   return std::holds_alternative<OptionField>(key.field);
 }
 
+std::span<const std::string_view> allowed_choices(const Key& key) {
+  if (const auto* field = std::get_if<ChoiceRef (*)(Recipe&)>(&key.field)) {
+    Recipe any;
+    return (*field)(any).names();
+  }
+  return key.choices;
+}
+
 const Key* find_options(std::string_view path) {
   const Key* map = find_key(section_of(path));
   return map != nullptr && is_option_map(*map) ? map : nullptr;
+}
+
+void copy_value(const Key& key, const Recipe& from, Recipe& to) {
+  auto& source = const_cast<Recipe&>(from); // only read
+  std::visit(
+      [&](auto field) {
+        if constexpr (std::is_same_v<decltype(field(to)), ChoiceRef>) {
+          field(to).set(field(source).index());
+        } else {
+          field(to) = field(source);
+        }
+      },
+      key.field);
 }
 
 bool is_section(std::string_view path) {
@@ -131,7 +152,8 @@ bool applies(const Key& key, const Recipe& recipe) {
     return std::find(values.begin(), values.end(), value) != values.end();
   };
   return is_in(key.only.values) ||
-         (key.only.or_linked_in && !is_in(find_key(key.only.key)->choices));
+         (key.only.or_linked_in &&
+          !is_in(allowed_choices(*find_key(key.only.key))));
 }
 
 namespace {

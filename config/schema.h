@@ -23,7 +23,8 @@ using Field = std::variant<
     std::string& (*)(Recipe&),
     std::vector<std::string>& (*)(Recipe&),
     std::array<double, 2>& (*)(Recipe&),
-    OptionField>;
+    OptionField,
+    ChoiceRef (*)(Recipe&)>;
 
 /// The range of a number.
 struct Range {
@@ -63,7 +64,8 @@ struct Key {
   std::string_view doc;
   std::string_view unit = "";
   Range range = {};
-  /// The allowed strings. Empty allows any string.
+  /// The allowed values of model.type, to which programs add. Other keys with a
+  /// list of values have an enum, see allowed_choices().
   std::vector<std::string_view> choices = {};
   bool required = false;
   /// The condition under which the key applies. If it is false, setting the key
@@ -95,6 +97,9 @@ const Key* find_key(std::string_view path);
 /// not an option.
 const Key* find_options(std::string_view path);
 bool is_option_map(const Key& key);
+/// Returns the strings that the key allows. Empty if it allows any, or is not a
+/// string.
+std::span<const std::string_view> allowed_choices(const Key& key);
 bool is_section(std::string_view path);
 /// Returns "model.rope_scaling" for "model.rope_scaling.factor", and "" for a
 /// top-level key.
@@ -124,13 +129,11 @@ std::string allowed_values(const Key& key);
 /// Returns the default as YAML or in words; "required" if there is none.
 std::string default_value(const Key& key);
 
-/// Describes the error in a number, shown as `written`, or in a string. Empty
-/// if there is none.
+/// Describes the error in a number, shown as `written`. Empty if there is none.
 std::string
 number_error(const Range& range, double value, const std::string& written);
-std::string choice_error(
-    std::span<const std::string_view> choices,
-    const std::string& value);
+/// Sets the key in `to` to its value in `from`.
+void copy_value(const Key& key, const Recipe& from, Recipe& to);
 /// Describes the error in the value of `key` in `recipe`. Empty if there is
 /// none.
 std::string find_value_error(const Key& key, const Recipe& recipe);

@@ -14,6 +14,12 @@ auto& member(Recipe& recipe) {
   return (recipe.*....*Members);
 }
 
+/// Returns a reference to a nested member with a fixed list of values.
+template <auto... Members>
+ChoiceRef choice(Recipe& recipe) {
+  return ChoiceRef(member<Members...>(recipe));
+}
+
 constexpr Range at_least(double least) {
   return {.least = least};
 }

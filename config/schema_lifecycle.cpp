@@ -61,10 +61,9 @@ std::vector<Key> checkpoint_keys() {
               "is complete when the kernel has it, and a crash of the machine "
               "can lose it."},
       {.path = "checkpoint.checksum",
-       .field = member<&Recipe::checkpoint, &CheckpointConfig::checksum>,
+       .field = choice<&Recipe::checkpoint, &CheckpointConfig::checksum>,
        .doc = "The checksum of each block. sha256 is stored in addition to "
-              "xxh3; it is slower, but other tools can verify it.",
-       .choices = {"xxh3", "sha256"}},
+              "xxh3; it is slower, but other tools can verify it."},
       {.path = "checkpoint.hmac_key_file",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::hmac_key_file>,
        .doc = "A file with a secret of 16 to 4096 bytes; a final newline is "
@@ -72,10 +71,9 @@ std::vector<Key> checkpoint_keys() {
               "resumes only from checkpoints with a valid signature. Empty "
               "disables signing."},
       {.path = "checkpoint.resume",
-       .field = member<&Recipe::checkpoint, &CheckpointConfig::resume>,
+       .field = choice<&Recipe::checkpoint, &CheckpointConfig::resume>,
        .doc = "auto resumes from the run's newest valid checkpoint if there is "
-              "one. never starts over, like --fresh.",
-       .choices = {"auto", "never"}},
+              "one. never starts over, like --fresh."},
       {.path = "checkpoint.init_from",
        .field = member<&Recipe::checkpoint, &CheckpointConfig::init_from>,
        .doc = "The checkpoint from which a new run takes its initial weights: "
@@ -105,12 +103,11 @@ std::vector<Key> checkpoint_keys() {
        .effect =
            {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.init_strict",
-       .field = member<&Recipe::checkpoint, &CheckpointConfig::init_strict>,
+       .field = choice<&Recipe::checkpoint, &CheckpointConfig::init_strict>,
        .doc = "Whether the tensors to fill must match those of init_from. "
               "missing_ok allows tensors that init_from does not have; they "
               "are initialized as in a new run. unexpected_ok allows "
               "additional tensors in init_from. both_ok allows both.",
-       .choices = {"exact", "missing_ok", "unexpected_ok", "both_ok"},
        .effect =
            {.key = "checkpoint.init_from", .values = {"\"\""}, .is_not = true}},
       {.path = "checkpoint.export_to",

@@ -213,11 +213,10 @@ std::vector<Key> rope_scaling_keys() {
   constexpr auto kScaling = &ModelConfig::rope_scaling;
   return {
       {.path = "model.rope_scaling.rope_type",
-       .field = member<&Recipe::model, kScaling, &Scaling::rope_type>,
+       .field = choice<&Recipe::model, kScaling, &Scaling::rope_type>,
        .doc = "linear divides every frequency by factor. llama3 divides low "
               "frequencies by factor, keeps high ones, and interpolates in "
               "between.",
-       .choices = {"none", "linear", "llama3"},
        .only = of_rotary_models()},
       {.path = "model.rope_scaling.factor",
        .field = member<&Recipe::model, kScaling, &Scaling::factor>,

@@ -15,28 +15,25 @@ std::vector<Key> run_keys() {
               "`_` and `-`.",
        .computed_default = "the file's name"},
       {.path = "device",
-       .field = member<&Recipe::device>,
-       .doc = "The device type of all tensors.",
-       .choices = {"cpu", "cuda"}},
+       .field = choice<&Recipe::device>,
+       .doc = "The device type of all tensors."},
       {.path = "seed",
        .field = member<&Recipe::seed>,
        .doc = "The seed of the initial weights and of the sample order. Both "
               "are identical on every mesh.",
        .range = at_least(0)},
       {.path = "products",
-       .field = member<&Recipe::products>,
+       .field = choice<&Recipe::products>,
        .doc = "The library for float32 matmuls on the CPU. auto selects onednn "
               "where it is faster (AMD processors, on which libtorch's matmuls "
               "use only AVX2) and libtorch elsewhere. The two differ in the "
-              "last bits of a result. A resumed run keeps its library.",
-       .choices = {"auto", "libtorch", "onednn"}},
+              "last bits of a result. A resumed run keeps its library."},
       {.path = "cost_model",
-       .field = member<&Recipe::cost_model>,
+       .field = choice<&Recipe::cost_model>,
        .doc =
            "The source of the link costs with which redistributions are "
            "planned. default is a fixed table. measure times a few collectives "
-           "when a new run starts; a resumed run keeps the measured costs.",
-       .choices = {"default", "measure"}},
+           "when a new run starts; a resumed run keeps the measured costs."},
       {.path = "output_dir",
        .field = member<&Recipe::output_dir>,
        .doc = "The run's folder.",
@@ -80,14 +77,13 @@ std::vector<Key> tp_keys() {
        .doc = "Computes the loss on logits that stay sharded along the "
               "vocabulary or the classes."},
       {.path = "tp.async",
-       .field = member<&Recipe::tp, &TpConfig::async_tp>,
+       .field = choice<&Recipe::tp, &TpConfig::async_tp>,
        .doc = "Overlaps the collectives of a layer with its matmuls. auto and "
               "on compute weight gradients while the input gradient is "
               "reduced. on also splits all_gathers and reduce_scatters into "
               "chunks that overlap with chunks of the matmul; auto does so "
               "only if the cost model predicts a gain. On GPUs auto means off, "
               "because it has not been measured there.",
-       .choices = {"auto", "on", "off"},
        .effect = {.key = "mesh.tp", .values = {"1"}, .is_not = true}},
   };
 }
@@ -109,11 +105,10 @@ std::vector<Key> ddp_keys() {
        .unit = "MiB",
        .range = above(0, 1 << 20)},
       {.path = "ddp.bucket_mode",
-       .field = member<&Recipe::ddp, &DdpConfig::bucket_mode>,
+       .field = choice<&Recipe::ddp, &DdpConfig::bucket_mode>,
        .doc = "How the gradients of a bucket are reduced. concatenated copies "
               "them into one tensor. coalesced reduces them in place in one "
-              "message. per_parameter reduces each gradient separately.",
-       .choices = {"concatenated", "coalesced", "per_parameter"}},
+              "message. per_parameter reduces each gradient separately."},
       {.path = "ddp.auto_bucketing",
        .field = member<&Recipe::ddp, &DdpConfig::auto_bucketing>,
        .doc = "Chooses the bucket size from the timings of the first backward "
@@ -134,17 +129,9 @@ std::vector<Key> ddp_keys() {
            "Fails if a gradient is NaN or infinite. The error names the "
            "parameter and the rank. This costs one pass over the gradients."},
       {.path = "ddp.comm_hook",
-       .field = member<&Recipe::ddp, &DdpConfig::comm_hook>,
+       .field = choice<&Recipe::ddp, &DdpConfig::comm_hook>,
        .doc = "The communication hook that reduces a bucket: none, a "
-              "compression to fewer bits, or low-rank factors (PowerSGD).",
-       .choices =
-           {"none",
-            "bf16_compress",
-            "fp16_compress",
-            "quantization_pertensor",
-            "quantization_perchannel",
-            "powersgd",
-            "batched_powersgd"}},
+              "compression to fewer bits, or low-rank factors (PowerSGD)."},
       {.path = "ddp.power_sgd_rank",
        .field = member<&Recipe::ddp, &DdpConfig::power_sgd_rank>,
        .doc = "The rank of the PowerSGD approximation.",
@@ -161,13 +148,11 @@ std::vector<Key> ddp_keys() {
            {.key = "ddp.comm_hook",
             .values = {"powersgd", "batched_powersgd"}}},
       {.path = "ddp.param_dtype",
-       .field = member<&Recipe::ddp, &DdpConfig::param_dtype>,
-       .doc = kParamDtypeDoc,
-       .choices = {"none", "bfloat16"}},
+       .field = choice<&Recipe::ddp, &DdpConfig::param_dtype>,
+       .doc = kParamDtypeDoc},
       {.path = "ddp.reduce_dtype",
-       .field = member<&Recipe::ddp, &DdpConfig::reduce_dtype>,
-       .doc = kReduceDtypeDoc,
-       .choices = {"none", "float32", "bfloat16"}},
+       .field = choice<&Recipe::ddp, &DdpConfig::reduce_dtype>,
+       .doc = kReduceDtypeDoc},
   };
 }
 
@@ -181,11 +166,10 @@ std::vector<Key> fsdp_keys() {
               "block, of the embedding (unless it is tied) and of the "
               "remaining parameters."},
       {.path = "fsdp.reshard_after_forward",
-       .field = member<&Recipe::fsdp, &FsdpConfig::reshard_after_forward>,
+       .field = choice<&Recipe::fsdp, &FsdpConfig::reshard_after_forward>,
        .doc = "Whether a unit frees its unsharded parameters after forward and "
               "gathers them again in backward. auto does so for all units "
-              "except the one with the remaining parameters.",
-       .choices = {"auto", "always", "never"}},
+              "except the one with the remaining parameters."},
       {.path = "fsdp.reshard_to",
        .field = member<&Recipe::fsdp, &FsdpConfig::reshard_to>,
        .doc = "The number of adjacent ranks, such as those of a host, from "
@@ -204,11 +188,10 @@ std::vector<Key> fsdp_keys() {
        .unit = "units",
        .range = between(0, kMostAhead)},
       {.path = "fsdp.backward_prefetch",
-       .field = member<&Recipe::fsdp, &FsdpConfig::backward_prefetch>,
+       .field = choice<&Recipe::fsdp, &FsdpConfig::backward_prefetch>,
        .doc =
            "When backward gathers the next unit. pre gathers it before the "
-           "current unit computes, post after it, none when the unit is used.",
-       .choices = {"pre", "post", "none"}},
+           "current unit computes, post after it, none when the unit is used."},
       {.path = "fsdp.reduce_in_flight",
        .field = member<&Recipe::fsdp, &FsdpConfig::reduce_in_flight>,
        .doc =
@@ -216,26 +199,22 @@ std::vector<Key> fsdp_keys() {
        .unit = "units",
        .range = between(0, kMostAhead)},
       {.path = "fsdp.accumulate",
-       .field = member<&Recipe::fsdp, &FsdpConfig::accumulate>,
+       .field = choice<&Recipe::fsdp, &FsdpConfig::accumulate>,
        .doc = "How gradients of several micro-batches accumulate. sharded "
               "reduces after every micro-batch, so gradients stay sharded. "
               "local keeps full gradients on each rank until the last "
-              "micro-batch, as without dp_shard.",
-       .choices = {"sharded", "local"}},
+              "micro-batch, as without dp_shard."},
       {.path = "fsdp.comm_hook",
-       .field = member<&Recipe::fsdp, &FsdpConfig::comm_hook>,
+       .field = choice<&Recipe::fsdp, &FsdpConfig::comm_hook>,
        .doc = "The communication hook that sums gradients over mesh.dp. The "
               "compressions send half the bytes of float32.",
-       .choices = {"none", "bf16_compress", "fp16_compress"},
        .effect = {.key = "mesh.dp", .values = {"1"}, .is_not = true}},
       {.path = "fsdp.param_dtype",
-       .field = member<&Recipe::fsdp, &FsdpConfig::param_dtype>,
-       .doc = kParamDtypeDoc,
-       .choices = {"none", "bfloat16"}},
+       .field = choice<&Recipe::fsdp, &FsdpConfig::param_dtype>,
+       .doc = kParamDtypeDoc},
       {.path = "fsdp.reduce_dtype",
-       .field = member<&Recipe::fsdp, &FsdpConfig::reduce_dtype>,
-       .doc = kReduceDtypeDoc,
-       .choices = {"none", "float32", "bfloat16"}},
+       .field = choice<&Recipe::fsdp, &FsdpConfig::reduce_dtype>,
+       .doc = kReduceDtypeDoc},
   };
 }
 
@@ -253,14 +232,13 @@ std::vector<Key> comm_keys() {
 std::vector<Key> elastic_keys() {
   return {
       {.path = "elastic.batch",
-       .field = member<&Recipe::elastic, &ElasticConfig::batch>,
+       .field = choice<&Recipe::elastic, &ElasticConfig::batch>,
        .doc = "How the groups divide the global batch. none means that groups "
               "do not come and go. With exact and fixed each step has the "
               "same samples. exact divides it into lanes and gives the same "
               "bits whichever groups are lost. fixed divides the "
               "micro-batches of the global batch over the groups that are "
-              "there; the order of additions depends on them.",
-       .choices = {"none", "exact", "fixed"}},
+              "there; the order of additions depends on them."},
       {.path = "elastic.lanes",
        .field = member<&Recipe::elastic, &ElasticConfig::lanes>,
        .doc = "With batch exact: into how many parts a step is divided. Each "

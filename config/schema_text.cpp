@@ -43,10 +43,6 @@ bool is_in(const Range& range, double value) {
          (range.special && value == static_cast<double>(*range.special));
 }
 
-std::string join(const std::vector<std::string_view>& words) {
-  return fmt::format("{}", fmt::join(words, ", "));
-}
-
 // A run's name is a folder's: nothing that leaves outputs/ or hides in it.
 std::string name_error(const std::string& name) {
   const auto is_fine = [](unsigned char c) {
@@ -66,7 +62,7 @@ std::string string_error(const Key& key, const std::string& value) {
   if (key.path == "name") {
     return name_error(value);
   }
-  return choice_error(key.choices, value);
+  return "";
 }
 
 // Of a model's type, which programs add to.
@@ -155,34 +151,23 @@ number_error(const Range& range, double value, const std::string& written) {
              : fmt::format("expected {}, found {}", range_text(range), written);
 }
 
-std::string choice_error(
-    std::span<const std::string_view> choices,
-    const std::string& value) {
-  if (choices.empty() ||
-      std::find(choices.begin(), choices.end(), value) != choices.end()) {
-    return "";
-  }
-  return fmt::format(
-      "expected {}{}, found {}",
-      choices.size() > 1 ? "one of " : "",
-      fmt::join(choices, ", "),
-      write_value(value));
-}
-
 std::string type_name(const Key& key) {
-  static constexpr std::array<std::string_view, 7> kNames = {
+  static constexpr std::array<std::string_view, 8> kNames = {
       "int",
       "float",
       "bool",
       "string",
       "list of strings",
       "list of two floats",
-      "map"};
+      "map",
+      "string"};
   return std::string(kNames.at(key.field.index()));
 }
 
 std::string allowed_values(const Key& key) {
-  return key.choices.empty() ? range_text(key.range) : join(key.choices);
+  const auto choices = allowed_choices(key);
+  return choices.empty() ? range_text(key.range)
+                         : fmt::format("{}", fmt::join(choices, ", "));
 }
 
 std::string default_value(const Key& key) {
@@ -205,6 +190,8 @@ std::string find_value_error(const Key& key, const Recipe& recipe) {
         using Value = std::decay_t<decltype(value)>;
         if constexpr (std::is_same_v<Value, OptionMap>) {
           return ""; // The model reads them.
+        } else if constexpr (std::is_same_v<Value, ChoiceRef>) {
+          return ""; // It has no other values.
         } else if constexpr (std::is_same_v<Value, std::string>) {
           return key.path == "model.type" ? type_error(key, recipe)
                                           : string_error(key, value);

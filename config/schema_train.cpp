@@ -5,12 +5,11 @@ namespace weft::config::keys {
 std::vector<Key> data_keys() {
   return {
       {.path = "data.type",
-       .field = member<&Recipe::data, &DataConfig::type>,
+       .field = choice<&Recipe::data, &DataConfig::type>,
        .doc = "The content of the files. text is any text, for language "
               "models. tokens is the output of `weft tokenize` or of another "
               "tokenizer (docs/tokens.md). digits is scikit-learn's "
-              "digits.csv.gz (`make digits`), for image models.",
-       .choices = {"text", "tokens", "digits"}},
+              "digits.csv.gz (`make digits`), for image models."},
       {.path = "data.paths",
        .field = member<&Recipe::data, &DataConfig::paths>,
        .doc = "Files, folders (recursively, without hidden files) and globs "
@@ -25,19 +24,17 @@ std::vector<Key> data_keys() {
               "checks that this tokenizer made them.",
        .only = {.key = "data.type", .values = {"text", "tokens"}}},
       {.path = "data.format",
-       .field = member<&Recipe::data, &DataConfig::format>,
+       .field = choice<&Recipe::data, &DataConfig::format>,
        .doc = "The file format of tokens. raw has no header. llm.c has a "
               "header of 1024 bytes. megatron is FILE.bin with FILE.idx. auto "
               "selects megatron if there is an .idx, llm.c if the file has its "
               "magic number, and raw otherwise.",
-       .choices = {"auto", "raw", "llm.c", "megatron"},
        .only = {.key = "data.type", .values = {"tokens"}}},
       {.path = "data.dtype",
-       .field = member<&Recipe::data, &DataConfig::dtype>,
+       .field = choice<&Recipe::data, &DataConfig::dtype>,
        .doc =
            "The dtype of tokens in raw files, little-endian. auto uses what "
            "`weft tokenize` recorded next to the file, and uint16 otherwise.",
-       .choices = {"auto", "uint16", "uint32"},
        .only = {.key = "data.type", .values = {"tokens"}}},
       {.path = "data.sequence_length",
        .field = member<&Recipe::data, &DataConfig::sequence_length>,
@@ -73,10 +70,9 @@ std::vector<Key> train_keys() {
               "disables clipping.",
        .range = at_least(0)},
       {.path = "train.dtype",
-       .field = member<&Recipe::train, &TrainConfig::dtype>,
+       .field = choice<&Recipe::train, &TrainConfig::dtype>,
        .doc = "The dtype of computation. With bfloat16 the parameters, "
-              "gradients and optimizer state stay float32.",
-       .choices = {"float32", "bfloat16"}},
+              "gradients and optimizer state stay float32."},
       {.path = "train.z_loss",
        .field = member<&Recipe::train, &TrainConfig::z_loss>,
        .doc = "The weight of the z-loss: the mean square of the logsumexp of "
@@ -88,23 +84,21 @@ std::vector<Key> train_keys() {
               "validation loss does not use it.",
        .range = between(0, 1)},
       {.path = "train.activation_checkpoint",
-       .field = member<&Recipe::train, &TrainConfig::activation_checkpoint>,
+       .field = choice<&Recipe::train, &TrainConfig::activation_checkpoint>,
        .doc = "Recomputes activations in backward instead of storing them. "
               "full recomputes every block. selective recomputes "
-              "activation_checkpoint_modules.",
-       .choices = {"none", "full", "selective"}},
+              "activation_checkpoint_modules."},
       {.path = "train.activation_checkpoint_modules",
        .field =
            member<&Recipe::train, &TrainConfig::activation_checkpoint_modules>,
        .doc = "Globs of the module names that selective recomputes, such as "
               "`model.layers.*.mlp`."},
       {.path = "train.on_non_finite",
-       .field = member<&Recipe::train, &TrainConfig::on_non_finite>,
+       .field = choice<&Recipe::train, &TrainConfig::on_non_finite>,
        .doc = "The reaction of all ranks to a loss or gradient norm that is "
               "NaN or infinite. stop ends the run with exit code 3. skip skips "
               "the update; the data and the schedule advance. The message "
-              "names the step, the rank, and the samples or the parameter.",
-       .choices = {"stop", "skip"}},
+              "names the step, the rank, and the samples or the parameter."},
       {.path = "train.max_consecutive_non_finite",
        .field =
            member<&Recipe::train, &TrainConfig::max_consecutive_non_finite>,
@@ -148,9 +142,8 @@ std::vector<Key> lora_keys() {
 std::vector<Key> optimizer_keys() {
   return {
       {.path = "optimizer.type",
-       .field = member<&Recipe::optimizer, &OptimizerConfig::type>,
-       .doc = "The optimizer.",
-       .choices = {"adamw"}},
+       .field = choice<&Recipe::optimizer, &OptimizerConfig::type>,
+       .doc = "The optimizer."},
       {.path = "optimizer.lr",
        .field = member<&Recipe::optimizer, &OptimizerConfig::lr>,
        .doc = "The peak learning rate of the schedule.",
@@ -171,9 +164,8 @@ std::vector<Key> optimizer_keys() {
        .doc = "The decoupled weight decay.",
        .range = between(0, 1000)},
       {.path = "lr_schedule.type",
-       .field = member<&Recipe::lr_schedule, &LrScheduleConfig::type>,
-       .doc = "The decay from the peak to min_ratio after the warmup.",
-       .choices = {"cosine", "linear", "constant"}},
+       .field = choice<&Recipe::lr_schedule, &LrScheduleConfig::type>,
+       .doc = "The decay from the peak to min_ratio after the warmup."},
       {.path = "lr_schedule.warmup_steps",
        .field = member<&Recipe::lr_schedule, &LrScheduleConfig::warmup_steps>,
        .doc = "The number of steps over which the learning rate rises linearly "

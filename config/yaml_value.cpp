@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/json_text.h"
@@ -242,6 +243,31 @@ void read_value(const YamlNode& node, std::array<double, 2>& value) {
   }
 }
 
+void read_value(const YamlNode& node, ChoiceRef value) {
+  std::string name;
+  read_value(node, name);
+  const auto names = value.names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    throw YamlError(node.where, choice_error(names, name));
+  }
+  value.set(static_cast<size_t>(found - names.begin()));
+}
+
+std::string choice_error(
+    std::span<const std::string_view> choices,
+    std::string_view value) {
+  if (choices.empty() ||
+      std::find(choices.begin(), choices.end(), value) != choices.end()) {
+    return "";
+  }
+  return fmt::format(
+      "expected {}{}, found {}",
+      choices.size() > 1 ? "one of " : "",
+      fmt::join(choices, ", "),
+      write_value(std::string(value)));
+}
+
 std::string normalized_value(const YamlNode& node) {
   constexpr std::string_view kExpected =
       "a number, a string, a bool, or a list of these";
@@ -309,6 +335,10 @@ std::string write_value(const std::vector<std::string>& value) {
 
 std::string write_value(const std::array<double, 2>& value) {
   return fmt::format("[{}, {}]", write_value(value[0]), write_value(value[1]));
+}
+
+std::string write_value(ChoiceRef value) {
+  return write_value(std::string(value.name()));
 }
 
 std::string write_value(

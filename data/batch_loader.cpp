@@ -81,20 +81,25 @@ void check_tokenizer(const config::Recipe& recipe, const FileTokens& tokens) {
   }
 }
 
+// Empty leaves the type to the files.
+std::optional<TokenType> token_type(config::TokenDtype dtype) {
+  switch (dtype) {
+    case config::TokenDtype::kAuto:
+      break;
+    case config::TokenDtype::kUint16:
+      return TokenType::kUint16;
+    case config::TokenDtype::kUint32:
+      return TokenType::kUint32;
+  }
+  return std::nullopt;
+}
+
 std::unique_ptr<Dataset> open_tokens(const config::Recipe& recipe) {
   const config::DataConfig& data = recipe.data;
-  FileTokens::Options options{.vocab_size = models::model_outputs(recipe)};
-  for (const auto format :
-       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
-    if (data.format == to_string(format)) {
-      options.format = format;
-    }
-  }
-  for (const auto type : {TokenType::kUint16, TokenType::kUint32}) {
-    if (data.dtype == to_string(type)) {
-      options.type = type;
-    }
-  }
+  const FileTokens::Options options{
+      .format = data.format,
+      .type = token_type(data.dtype),
+      .vocab_size = models::model_outputs(recipe)};
   auto tokens = std::make_unique<FileTokens>(
       data.paths, options, config::place_of(recipe, "data.paths"));
   check_tokenizer(recipe, *tokens);
@@ -109,10 +114,15 @@ std::unique_ptr<Dataset> open_digits(const config::Recipe& recipe) {
 }
 
 std::unique_ptr<Dataset> open_data(const config::Recipe& recipe) {
-  const std::string& type = recipe.data.type;
-  return type == "digits"   ? open_digits(recipe)
-         : type == "tokens" ? open_tokens(recipe)
-                            : open_text(recipe);
+  switch (recipe.data.type) {
+    case config::DataType::kDigits:
+      return open_digits(recipe);
+    case config::DataType::kTokens:
+      return open_tokens(recipe);
+    case config::DataType::kText:
+      break;
+  }
+  return open_text(recipe);
 }
 
 } // namespace

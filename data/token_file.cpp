@@ -48,16 +48,6 @@ std::optional<TokenType> type_named(std::string_view name) {
   return std::nullopt;
 }
 
-TokenFormat format_named(std::string_view name) {
-  for (const auto format :
-       {TokenFormat::kRaw, TokenFormat::kLlmC, TokenFormat::kMegatron}) {
-    if (to_string(format) == name) {
-      return format;
-    }
-  }
-  return TokenFormat::kAuto;
-}
-
 } // namespace
 
 int64_t size_bytes(TokenType type) {
@@ -74,12 +64,6 @@ std::string to_string(TokenType type) {
   constexpr std::array<const char*, 6> kNames = {
       "uint8", "uint16", "int16", "int32", "uint32", "int64"};
   return kNames.at(static_cast<size_t>(type));
-}
-
-std::string to_string(TokenFormat format) {
-  constexpr std::array<const char*, 4> kNames = {
-      "auto", "raw", "llm.c", "megatron"};
-  return kNames.at(static_cast<size_t>(format));
 }
 
 std::optional<TokenOrigin> read_origin(const std::string& path) {
@@ -104,7 +88,8 @@ std::optional<TokenOrigin> read_origin(const std::string& path) {
         .tokenizer = json.at("tokenizer"),
         .fingerprint = json.at("fingerprint"),
         .vocab_size = json.at("vocab_size"),
-        .format = format_named(json.value("format", "")),
+        .format = config::choice_of<TokenFormat>(json.value("format", ""))
+                      .value_or(TokenFormat::kAuto),
         .type = *type,
         .num_tokens = json.at("tokens"),
         .modified_ns = json.at("modified_ns")};

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "config/choices.h"
 #include "data/find_files.h"
 
 namespace weft::data {
@@ -14,7 +15,7 @@ namespace weft::data {
 /// Megatron's FILE.bin with its FILE.idx. kAuto selects Megatron if there is an
 /// .idx, llm.c if the file begins with one of its magic numbers, and raw
 /// otherwise.
-enum class TokenFormat { kAuto, kRaw, kLlmC, kMegatron };
+using config::TokenFormat;
 
 /// The integer type of the tokens, little-endian.
 enum class TokenType { kUint8, kUint16, kInt16, kInt32, kUint32, kInt64 };
@@ -24,7 +25,6 @@ int64_t size_bytes(TokenType type);
 int64_t most(TokenType type);
 /// Returns "uint16", ...
 std::string to_string(TokenType type);
-std::string to_string(TokenFormat format);
 
 /// The origin of a token file.
 struct TokenOrigin {

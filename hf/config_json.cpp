@@ -200,7 +200,7 @@ void read_rope_scaling(
          fmt::format("{}.{}", name, key)});
   };
   required(scaling.factor, "factor");
-  if (scaling.rope_type != "llama3") {
+  if (scaling.rope_type != config::RopeType::kLlama3) {
     return;
   }
   required(scaling.low_freq_factor, "low_freq_factor");
@@ -236,7 +236,9 @@ void read_rope(
       rope.find("rope_type") != nullptr ? "rope_type" : "type";
   const auto type = rope.text(type_key, "default");
   rope.check_one_of(type_key, type, {"default", "linear", "llama3"});
-  config.model.rope_scaling.rope_type = type == "default" ? "none" : type;
+  config.model.rope_scaling.rope_type =
+      config::choice_of<config::RopeType>(type).value_or(
+          config::RopeType::kNone);
   config.given.push_back(
       {"model.rope_scaling.rope_type", fmt::format("{}.{}", name, type_key)});
   if (type != "default") {

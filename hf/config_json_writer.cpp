@@ -13,13 +13,13 @@ using Json = nlohmann::ordered_json;
 
 Json rope_parameters(const config::ModelConfig& model) {
   const auto& scaling = model.rope_scaling;
-  const bool is_scaled = scaling.rope_type != "none";
+  const bool is_scaled = scaling.rope_type != config::RopeType::kNone;
   Json rope{{"rope_theta", model.rope_theta}};
-  rope["rope_type"] = is_scaled ? scaling.rope_type : "default";
+  rope["rope_type"] = is_scaled ? to_string(scaling.rope_type) : "default";
   if (is_scaled) {
     rope["factor"] = scaling.factor;
   }
-  if (scaling.rope_type == "llama3") {
+  if (scaling.rope_type == config::RopeType::kLlama3) {
     rope["low_freq_factor"] = scaling.low_freq_factor;
     rope["high_freq_factor"] = scaling.high_freq_factor;
     rope["original_max_position_embeddings"] =
@@ -47,7 +47,7 @@ void add_llama_keys(
   json["max_position_embeddings"] = sequence_length;
   json["rope_theta"] = model.rope_theta;
   json["rope_scaling"] = nullptr;
-  if (model.rope_scaling.rope_type != "none") {
+  if (model.rope_scaling.rope_type != config::RopeType::kNone) {
     json["rope_scaling"] = rope;
   }
   json["rope_parameters"] = rope;

@@ -59,8 +59,7 @@ void adopt(
             value,
             config::place_of(recipe, kFromKey)));
   }
-  auto& fields = const_cast<config::Recipe&>(theirs); // only read
-  std::visit([&](auto field) { field(recipe) = field(fields); }, key->field);
+  config::copy_value(*key, theirs, recipe);
   if (!is_written(recipe, given.key)) {
     recipe.origins.places.insert_or_assign(given.key, place);
   }

@@ -217,11 +217,11 @@ void choose_shards(config::Recipe& recipe, int64_t world_size) {
     const bool keeps_size = mesh.dp_shard > 1 && rest % mesh.dp_shard == 0;
     mesh.dp_shard = keeps_size ? mesh.dp_shard : std::max<int64_t>(rest, 1);
     mesh.dp = -1;
-    recipe.fsdp.comm_hook = "none";
+    recipe.fsdp.comm_hook = config::FsdpCommHook::kNone;
     recipe.fsdp.reshard_to = 0; // There is no backward.
   }
   if (mesh.dp_shard == 1) {
-    if (recipe.fsdp.param_dtype != "none") {
+    if (recipe.fsdp.param_dtype != config::ParamDtype::kNone) {
       recipe.ddp.param_dtype = recipe.fsdp.param_dtype;
     }
     recipe.fsdp = {};

@@ -132,7 +132,7 @@ std::unique_ptr<tokenizers::Tokenizer> recipes_tokenizer(
   const auto& from = recipe.model.from;
   const auto& written = recipe.origins.places;
   const bool is_trained_on_text =
-      recipe.data.type == "text" &&
+      recipe.data.type == config::DataType::kText &&
       (from.empty() || written.contains("data.type") ||
        written.contains("data.tokenizer"));
   if (name != kBytes || is_trained_on_text) {

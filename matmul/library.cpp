@@ -40,15 +40,6 @@ std::string_view to_string(Library library) {
   return kNames.at(static_cast<size_t>(library));
 }
 
-std::optional<Library> library_of(std::string_view name) {
-  for (const auto library : {Library::kLibtorch, Library::kOneDnn}) {
-    if (to_string(library) == name) {
-      return library;
-    }
-  }
-  return std::nullopt;
-}
-
 const Host& this_host() {
   static const Host host{
       .processor_vendor = processor_vendor(),

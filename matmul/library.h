@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,9 +22,6 @@ enum class Library {
 
 /// Returns "libtorch" or "onednn", the values of the recipe key `products`.
 std::string_view to_string(Library library);
-
-/// Returns the library of that name, or nothing if there is none.
-std::optional<Library> library_of(std::string_view name);
 
 /// The properties of a host on which the choice of a library depends.
 struct Host {

@@ -10,12 +10,21 @@
 namespace weft::models {
 namespace {
 
+RopeScaling::Type rope_type(config::RopeType type) {
+  switch (type) {
+    case config::RopeType::kLlama3:
+      return RopeScaling::Type::kLlama3;
+    case config::RopeType::kLinear:
+      return RopeScaling::Type::kLinear;
+    case config::RopeType::kNone:
+      break;
+  }
+  return RopeScaling::Type::kNone;
+}
+
 RopeScaling rope_scaling(const config::RopeScalingConfig& config) {
-  using Type = RopeScaling::Type;
   return {
-      .type = config.rope_type == "llama3"   ? Type::kLlama3
-              : config.rope_type == "linear" ? Type::kLinear
-                                             : Type::kNone,
+      .type = rope_type(config.rope_type),
       .factor = config.factor,
       .low_freq_factor = config.low_freq_factor,
       .high_freq_factor = config.high_freq_factor,

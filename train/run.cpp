@@ -84,7 +84,8 @@ class Run {
       : world_(world),
         requested_(recipe),
         leads_(begins_folder(recipe)),
-        starts_over_(fresh || recipe.checkpoint.resume == "never"),
+        starts_over_(
+            fresh || recipe.checkpoint.resume == config::Resume::kNever),
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(requested_)
                               : nullptr),
@@ -226,7 +227,7 @@ class Run {
     auto& job = trainer_.job();
     const auto part = loaded.find(kCommHookPart);
     if (part == loaded.end()) {
-      if (recipe_.ddp.comm_hook.ends_with("powersgd")) {
+      if (config::is_power_sgd(recipe_.ddp.comm_hook)) {
         log_line(
             "the comm hook starts anew: the checkpoint has no state of it");
       }
@@ -245,7 +246,7 @@ class Run {
     }
   }
 
-  void compare_products(const std::string& earlier) {
+  void compare_products(config::Products earlier) {
     if (earlier != recipe_.products) {
       log_line(fmt::format(
           "products: {} was used before this checkpoint and {} is used from "

@@ -23,7 +23,7 @@ void adopt_earlier_choices(
   resolve_products(recipe);
   world.check_agreement(
       {{"recipe, products, of the run in " + recipe.output_dir,
-        recipe.products}});
+        std::string(to_string(recipe.products))}});
 }
 
 } // namespace
@@ -46,7 +46,8 @@ RunContext open_run(
     const mesh::World& world,
     RunContextOptions options) {
   auto inputs = open_inputs(recipe, world, std::move(options.data));
-  const bool starts_over = options.fresh || recipe.checkpoint.resume == "never";
+  const bool starts_over =
+      options.fresh || recipe.checkpoint.resume == config::Resume::kNever;
   // A run that is refused here neither creates a folder nor renames the
   // checkpoints of an earlier run.
   const bool is_new =

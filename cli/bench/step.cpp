@@ -69,7 +69,7 @@ double launch_time() {
 config::Recipe recipe_of(const StepOptions& options) {
   config::Recipe recipe;
   recipe.name = "bench";
-  recipe.device = options.device;
+  recipe.device = config::choice_of<config::Device>(options.device).value();
   recipe.mesh = {options.dp, options.tp};
   if (options.engine == "fsdp") {
     recipe.mesh = {.dp = 1, .tp = options.tp, .dp_shard = options.dp};
@@ -86,8 +86,10 @@ config::Recipe recipe_of(const StepOptions& options) {
   }
   recipe.data.sequence_length = options.seq;
   recipe.data.paths = {"none"};
-  recipe.train.dtype = options.dtype;
-  recipe.products = options.products;
+  recipe.train.dtype =
+      config::choice_of<config::TrainDtype>(options.dtype).value();
+  recipe.products =
+      config::choice_of<config::Products>(options.products).value();
   recipe.train.global_batch_size = options.batch * options.dp;
   // libtorch's and the peer's defaults.
   recipe.optimizer.betas = {0.9, 0.999};

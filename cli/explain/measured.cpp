@@ -88,14 +88,16 @@ void read_trace(const std::string& path, MeasuredRun& run) {
 
 // What decides which collectives a step has, and how large they are.
 bool affects_steps(std::string_view key) {
-  for (const auto* section : {"mesh.", "model.", "tp.", "ddp."}) {
+  for (const auto* section :
+       {"mesh.", "model.", "tp.", "ddp.", "fsdp.", "lora."}) {
     if (key.starts_with(section)) {
       return true;
     }
   }
   return key == "device" || key == "train.dtype" ||
          key == "train.global_batch_size" || key == "train.micro_batch_size" ||
-         key == "data.sequence_length";
+         key == "data.type" || key == "data.sequence_length" ||
+         key.starts_with("train.activation_checkpoint");
 }
 
 void check_same_step(const std::string& folder, const config::Recipe& recipe) {

@@ -34,7 +34,7 @@ class DryRun {
   at::Tensor forward() {
     const auto batch = recipe_.train.micro_batch_size;
     const auto& model = recipe_.model;
-    if (recipe_.data.type != "digits") {
+    if (recipe_.data.type != config::DataType::kDigits) {
       const auto tokens =
           whole({batch, recipe_.data.sequence_length}, at::kLong);
       return loss(tokens, tokens);
@@ -87,12 +87,13 @@ class DryRun {
 
 mesh::LinkCost price_of(const config::Recipe& recipe, bool between_hosts) {
   return mesh::default_link_cost(
-      recipe.device == "cuda" ? "nccl" : "shm", between_hosts);
+      recipe.device == config::Device::kCuda ? "nccl" : "shm", between_hosts);
 }
 
 // What the planner assumes, whatever hosts the ranks of a run lie on.
 mesh::LinkCost planned_price(const config::Recipe& recipe) {
-  return mesh::default_link_cost(recipe.device == "cuda" ? "nccl" : "gloo");
+  return mesh::default_link_cost(
+      recipe.device == config::Device::kCuda ? "nccl" : "gloo");
 }
 
 // Neighbours share a host.
@@ -108,7 +109,8 @@ std::vector<LinkEstimate> find_links(
     int64_t ranks_per_host) {
   constexpr int64_t kDevicesOfAHost = 8;
   if (ranks_per_host == 0) {
-    ranks_per_host = recipe.device == "cuda" ? kDevicesOfAHost : mesh.size();
+    ranks_per_host =
+        recipe.device == config::Device::kCuda ? kDevicesOfAHost : mesh.size();
   }
   std::vector<LinkEstimate> links;
   for (const auto& name : mesh.mesh_dim_names()) {

@@ -318,17 +318,17 @@ CollectiveGroup messages_in_layers(const StepEstimate& estimate) {
 TEST(Llama70B, IsExplainedForSixteenThousandRanks) {
   auto recipe = train::load_recipe(WEFT_SOURCE_DIR "/recipes/llama_70b.yaml");
   train::validate(recipe, 16384);
-  recipe.tp.async_tp = "off";
+  recipe.tp.async_tp = config::AsyncTp::kOff;
   const auto estimate = estimate_step(recipe);
   EXPECT_NEAR(static_cast<double>(estimate.parameter_count), 70.55e9, 0.01e9);
   EXPECT_EQ(estimate.implicit_count(), 0);
   const auto whole = messages_in_layers(estimate);
   EXPECT_EQ(whole.count, 80 * 4) << "two gathers, two reduce-scatters a layer";
   // Never measured on GPUs, so there it has to be asked for.
-  recipe.tp.async_tp = "auto";
+  recipe.tp.async_tp = config::AsyncTp::kAuto;
   EXPECT_EQ(messages_in_layers(estimate_step(recipe)).count, whole.count);
   // They travel beside the products that need them: in parts.
-  recipe.tp.async_tp = "on";
+  recipe.tp.async_tp = config::AsyncTp::kOn;
   const auto parts = messages_in_layers(estimate_step(recipe));
   EXPECT_GT(parts.count, whole.count);
   EXPECT_EQ(parts.bytes, whole.bytes);
@@ -357,6 +357,14 @@ TEST(MeasuredRun, ReadsTracesAndMetrics) {
   auto larger = recipe;
   larger.model.layers = 4;
   EXPECT_THAT(refusal(larger), HasSubstr("model.layers is 3 there and 4 here"));
+  auto recomputed = recipe;
+  recomputed.train.activation_checkpoint = config::ActivationCheckpoint::kFull;
+  EXPECT_THAT(
+      refusal(recomputed),
+      HasSubstr("train.activation_checkpoint is none there and full here"));
+  auto adapted = recipe;
+  adapted.lora.rank = 4;
+  EXPECT_THAT(refusal(adapted), HasSubstr("lora.rank is 0 there and 4 here"));
   for (const auto* broken :
        {"", "{", "[]", R"({"traceEvents":[{"pid":"x"}]})"}) {
     folder.write("trace.json", broken);

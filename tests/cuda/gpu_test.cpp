@@ -254,7 +254,7 @@ config::Recipe tiny_recipe(const std::string& dtype) {
   recipe.data.sequence_length = 32;
   recipe.train.global_batch_size = 4;
   recipe.train.micro_batch_size = 4;
-  recipe.train.dtype = dtype;
+  recipe.train.dtype = config::choice_of<config::TrainDtype>(dtype).value();
   return recipe;
 }
 

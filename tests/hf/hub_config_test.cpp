@@ -68,7 +68,7 @@ TEST(HubConfig, OfALlamaIsOurs) {
   EXPECT_EQ(model.norm_eps, 1e-6);
   EXPECT_EQ(model.rope_theta, 10000.0);
   EXPECT_FALSE(model.tie_embeddings);
-  EXPECT_EQ(model.rope_scaling.rope_type, "none");
+  EXPECT_EQ(model.rope_scaling.rope_type, config::RopeType::kNone);
   auto json = llama_json();
   json["num_key_value_heads"] = nullptr;
   json["tie_word_embeddings"] = true;
@@ -92,11 +92,11 @@ TEST(HubConfig, RopeIsReadInBothForms) {
   today["rope_parameters"]["rope_theta"] = 500000.0;
   EXPECT_EQ(model_of(before), model_of(today));
   EXPECT_EQ(model_of(today).rope_theta, 500000.0);
-  EXPECT_EQ(model_of(today).rope_scaling.rope_type, "llama3");
+  EXPECT_EQ(model_of(today).rope_scaling.rope_type, config::RopeType::kLlama3);
   EXPECT_EQ(model_of(today).rope_scaling.original_max_position_embeddings, 32);
   auto linear = llama_json();
   linear["rope_scaling"] = {{"type", "linear"}, {"factor", 2}};
-  EXPECT_EQ(model_of(linear).rope_scaling.rope_type, "linear");
+  EXPECT_EQ(model_of(linear).rope_scaling.rope_type, config::RopeType::kLinear);
   EXPECT_EQ(model_of(linear).rope_scaling.factor, 2.0);
   auto plain = llama_json();
   plain["rope_theta"] = 20000;
@@ -237,7 +237,7 @@ TEST(ModelFrom, FillsTheModelOfARecipe) {
   EXPECT_EQ(recipe.model.dim, 24);
   EXPECT_EQ(recipe.model.vocab_size, 331);
   EXPECT_TRUE(recipe.model.tie_embeddings);
-  EXPECT_EQ(recipe.model.rope_scaling.rope_type, "llama3");
+  EXPECT_EQ(recipe.model.rope_scaling.rope_type, config::RopeType::kLlama3);
   EXPECT_EQ(recipe.model.rope_scaling.factor, 4.0);
   // And a fault that follows names the folder's file.
   EXPECT_THAT(

@@ -88,22 +88,26 @@ struct FsdpVariant {
 std::vector<FsdpVariant> fsdp_variants() {
   const auto with = [](auto set) {
     config::FsdpConfig fsdp;
-    fsdp.accumulate = "local";
+    fsdp.accumulate = config::Accumulate::kLocal;
     set(fsdp);
     return fsdp;
   };
   return {
       {"Default", with([](auto&) {})},
-      {"Always", with([](auto& f) { f.reshard_after_forward = "always"; })},
-      {"Never", with([](auto& f) { f.reshard_after_forward = "never"; })},
+      {"Always", with([](auto& f) {
+         f.reshard_after_forward = config::ReshardAfterForward::kAlways;
+       })},
+      {"Never", with([](auto& f) {
+         f.reshard_after_forward = config::ReshardAfterForward::kNever;
+       })},
       {"NothingAhead", with([](auto& f) {
          f.forward_prefetch = 0;
-         f.backward_prefetch = "none";
+         f.backward_prefetch = config::BackwardPrefetch::kNone;
          f.reduce_in_flight = 0;
        })},
       {"AllAhead", with([](auto& f) {
          f.forward_prefetch = 9;
-         f.backward_prefetch = "post";
+         f.backward_prefetch = config::BackwardPrefetch::kPost;
          f.reduce_in_flight = 9;
        })},
       {"OneUnit", with([](auto& f) { f.units = {}; })},
@@ -159,7 +163,7 @@ TEST_P(FullyShardedRecipe, TrainsAsReplicasBesideTensorParallelism) {
     const auto expected = run(recipe, ranks);
     expect_training_happened(expected, kShardedSteps);
     config::FsdpConfig fsdp;
-    fsdp.accumulate = "local";
+    fsdp.accumulate = config::Accumulate::kLocal;
     expect_same_bits(run(sharded(recipe, fsdp), ranks), expected);
   }
 }
@@ -180,7 +184,8 @@ TEST_P(FullyShardedRecipe, HybridTrainsAsReplicas) {
       auto hybrid = recipe;
       hybrid.mesh.dp = dp;
       hybrid.mesh.dp_shard = shards;
-      hybrid.fsdp.accumulate = accumulate;
+      hybrid.fsdp.accumulate =
+          config::choice_of<config::Accumulate>(accumulate).value();
       SCOPED_TRACE(hybrid.mesh.to_string() + ", " + accumulate);
       expect_same_training(run(hybrid, ranks), expected, 1e-5);
     }
@@ -191,15 +196,17 @@ TEST_P(FullyShardedRecipe, HybridTrainsAsReplicas) {
 TEST_P(FullyShardedRecipe, TrainsAsReplicasWithRecomputedBlocks) {
   constexpr int64_t kRanks = 3;
   auto recipe = small_recipe(GetParam(), kRanks);
-  recipe.train.activation_checkpoint = "full";
+  recipe.train.activation_checkpoint = config::ActivationCheckpoint::kFull;
   const auto expected = run(recipe, kRanks);
   for (const std::string prefetch : {"pre", "post", "none"}) {
     for (const std::string reshard : {"auto", "always", "never"}) {
       SCOPED_TRACE(prefetch + ", " + reshard);
       config::FsdpConfig fsdp;
-      fsdp.accumulate = "local";
-      fsdp.backward_prefetch = prefetch;
-      fsdp.reshard_after_forward = reshard;
+      fsdp.accumulate = config::Accumulate::kLocal;
+      fsdp.backward_prefetch =
+          config::choice_of<config::BackwardPrefetch>(prefetch).value();
+      fsdp.reshard_after_forward =
+          config::choice_of<config::ReshardAfterForward>(reshard).value();
       expect_same_bits(run(sharded(recipe, fsdp), kRanks), expected);
     }
   }
@@ -214,14 +221,16 @@ TEST_P(FullyShardedRecipe, TrainsInBFloat16AsReplicas) {
         recipe.model.kv_heads = 2;
       }
       recipe.train.micro_batch_size *= 2;
-      recipe.train.dtype = "bfloat16";
+      recipe.train.dtype = config::TrainDtype::kBFloat16;
       SCOPED_TRACE(recipe.mesh.to_string() + ", " + reduce_dtype);
       auto replicated = recipe;
-      replicated.ddp.reduce_dtype = reduce_dtype;
+      replicated.ddp.reduce_dtype =
+          config::choice_of<config::ReduceDtype>(reduce_dtype).value();
       const auto expected = run(replicated, shards * tp);
       expect_training_happened(expected, kShardedSteps);
       config::FsdpConfig fsdp;
-      fsdp.reduce_dtype = reduce_dtype;
+      fsdp.reduce_dtype =
+          config::choice_of<config::ReduceDtype>(reduce_dtype).value();
       expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
     }
   }
@@ -243,7 +252,7 @@ TEST_P(FullyShardedRecipe, TrainsAdaptersAsReplicas) {
     SCOPED_TRACE(recipe.mesh.to_string());
     const auto expected = run(recipe, shards * tp);
     config::FsdpConfig fsdp;
-    fsdp.accumulate = "local";
+    fsdp.accumulate = config::Accumulate::kLocal;
     expect_same_bits(run(sharded(recipe, fsdp), shards * tp), expected);
   }
 }
@@ -259,7 +268,7 @@ TEST(FullyShardedCheckpoint, EachMeshLoadsWhatAnyOtherSaved) {
     recipe.mesh = {.dp = dp, .tp = tp, .dp_shard = shards};
     recipe.model.kv_heads = 2;
     // A resumed run sets the learning rate in each step.
-    recipe.lr_schedule.type = "constant";
+    recipe.lr_schedule.type = config::LrScheduleType::kConstant;
     recipe.lr_schedule.warmup_steps = 0;
     train::validate(recipe, recipe.mesh.world_size());
     recipes.push_back(recipe);

@@ -71,7 +71,7 @@ Trace train(
     const std::string& dtype = "float32",
     const config::DdpConfig& ddp = {}) {
   auto recipe = recipe_of(layout, corpus);
-  recipe.train.dtype = dtype;
+  recipe.train.dtype = config::choice_of<config::TrainDtype>(dtype).value();
   recipe.ddp = ddp;
   return integration::train(recipe);
 }
@@ -155,30 +155,37 @@ std::vector<DdpVariant> ddp_variants() {
     return ddp;
   };
   return {
-      {"Coalesced", with([](auto& d) { d.bucket_mode = "coalesced"; })},
-      {"PerParameter", with([](auto& d) { d.bucket_mode = "per_parameter"; })},
+      {"Coalesced",
+       with([](auto& d) { d.bucket_mode = config::BucketMode::kCoalesced; })},
+      {"PerParameter", with([](auto& d) {
+         d.bucket_mode = config::BucketMode::kPerParameter;
+       })},
       {"AutoBucketing", with([](auto& d) { d.auto_bucketing = true; })},
       {"Copies", with([](auto& d) { d.gradient_as_bucket_view = false; })},
       {"BatchedCopies", with([](auto& d) { d.batched_grad_copy = true; })},
       {"StaticGraph", with([](auto& d) { d.static_graph = true; })},
       {"Checked", with([](auto& d) { d.check_for_nan_in_grad = true; })},
-      {"Bf16Hook", with([](auto& d) { d.comm_hook = "bf16_compress"; }), 2e-2},
-      {"Fp16Hook", with([](auto& d) { d.comm_hook = "fp16_compress"; }), 2e-2},
+      {"Bf16Hook",
+       with([](auto& d) { d.comm_hook = config::DdpCommHook::kBf16Compress; }),
+       2e-2},
+      {"Fp16Hook",
+       with([](auto& d) { d.comm_hook = config::DdpCommHook::kFp16Compress; }),
+       2e-2},
       {"PowerSgd",
        with([](auto& d) {
-         d.comm_hook = "powersgd";
+         d.comm_hook = config::DdpCommHook::kPowerSgd;
          d.power_sgd_rank = 4;
          d.power_sgd_start_iter = 2;
        }),
        2e-1},
       {"MixedPrecision",
        with([](auto& d) {
-         d.param_dtype = "bfloat16";
-         d.reduce_dtype = "float32";
+         d.param_dtype = config::ParamDtype::kBFloat16;
+         d.reduce_dtype = config::ReduceDtype::kFloat32;
        }),
        3e-2},
       {"ReducedInBfloat16",
-       with([](auto& d) { d.reduce_dtype = "bfloat16"; }),
+       with([](auto& d) { d.reduce_dtype = config::ReduceDtype::kBFloat16; }),
        2e-2}};
 }
 

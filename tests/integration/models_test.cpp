@@ -60,7 +60,7 @@ config::Recipe image_recipe(const std::string& digits) {
   recipe.train.steps = kImageSteps;
   recipe.lr_schedule.warmup_steps = 5;
   recipe.model.type = "vit";
-  recipe.data.type = "digits";
+  recipe.data.type = config::DataType::kDigits;
   recipe.model.dropout = 0.1;
   return recipe;
 }
@@ -79,7 +79,7 @@ std::vector<ModelCase> model_cases() {
       {"LlamaOneKeyHead", [](config::Recipe& r) { r.model.kv_heads = 1; }},
       {"Llama3",
        [](config::Recipe& r) {
-         r.model.rope_scaling.rope_type = "llama3";
+         r.model.rope_scaling.rope_type = config::RopeType::kLlama3;
          r.model.rope_scaling.original_max_position_embeddings = 8;
        }},
       {"Gpt2",
@@ -102,7 +102,7 @@ std::vector<ModelCase> model_cases() {
       {"Recomputed",
        [](config::Recipe& r) {
          r.model.attention_dropout = 0.2;
-         r.train.activation_checkpoint = "full";
+         r.train.activation_checkpoint = config::ActivationCheckpoint::kFull;
        }},
       {"Adapted",
        [](config::Recipe& r) {
@@ -195,10 +195,10 @@ TEST(Recomputing, ChangesNothingButMemory) {
     SCOPED_TRACE(fmt::format("dp={} tp={}", shape.first, shape.second));
     const auto without = integration::train(on_mesh(recipe, shape));
     auto with = recipe;
-    with.train.activation_checkpoint = "selective";
+    with.train.activation_checkpoint = config::ActivationCheckpoint::kSelective;
     with.train.activation_checkpoint_modules = {"model.layers.*.mlp"};
     EXPECT_EQ(integration::train(on_mesh(with, shape)).losses, without.losses);
-    with.train.activation_checkpoint = "full";
+    with.train.activation_checkpoint = config::ActivationCheckpoint::kFull;
     with.train.activation_checkpoint_modules = {};
     EXPECT_EQ(integration::train(on_mesh(with, shape)).losses, without.losses);
   }
@@ -207,9 +207,9 @@ TEST(Recomputing, ChangesNothingButMemory) {
 // The order of the arithmetic within a layer is not a part of its result.
 TEST(AsyncTp, ChangesNoBit) {
   auto recipe = language_recipe(corpus_path());
-  recipe.tp.async_tp = "off";
+  recipe.tp.async_tp = config::AsyncTp::kOff;
   const auto off = integration::train(on_mesh(recipe, {2, 2}));
-  recipe.tp.async_tp = "on";
+  recipe.tp.async_tp = config::AsyncTp::kOn;
   const auto on = integration::train(on_mesh(recipe, {2, 2}));
   EXPECT_EQ(on.losses, off.losses);
   for (const auto& [name, value] : off.final) {
@@ -221,8 +221,8 @@ TEST(AsyncTp, ChangesNoBit) {
 TEST(Bfloat16, FollowsFloat32OnEveryMesh) {
   auto recipe = language_recipe(corpus_path());
   const auto exact = integration::train(on_mesh(recipe, {1, 1}));
-  recipe.train.dtype = "bfloat16";
-  recipe.ddp.reduce_dtype = "float32";
+  recipe.train.dtype = config::TrainDtype::kBFloat16;
+  recipe.ddp.reduce_dtype = config::ReduceDtype::kFloat32;
   for (const auto& shape :
        {MeshShape(1, 1),
         MeshShape(2, 1),

@@ -71,12 +71,15 @@ traffic_recipe(const TrafficCase& each, int64_t layers, int64_t ranks) {
   recipe.model.num_experts = 6;
   recipe.model.num_experts_per_tok = kTrafficExpertsPerToken;
   recipe.model.num_classes = kTrafficClasses;
-  recipe.data.type = has_images(each) ? "digits" : "text";
+  recipe.data.type =
+      has_images(each) ? config::DataType::kDigits : config::DataType::kText;
   recipe.data.paths = {"none"};
   recipe.data.sequence_length = std::max<int64_t>(each.length, 1);
   recipe.train.global_batch_size = kTrafficBatch;
   recipe.train.micro_batch_size = kTrafficBatch;
-  recipe.train.activation_checkpoint = each.recomputed ? "full" : "none";
+  recipe.train.activation_checkpoint =
+      each.recomputed ? config::ActivationCheckpoint::kFull
+                      : config::ActivationCheckpoint::kNone;
   recipe.tp.sequence_parallel = each.sequence_parallel;
   recipe.tp.loss_parallel = each.loss_parallel;
   recipe.mesh = {1, ranks};

@@ -164,7 +164,7 @@ TEST_F(TrainerTest, EvaluatesTheAverageAndGoesOnWithTheWeights) {
   for (const auto* dtype : {"float32", "bfloat16"}) {
     test::run_ranks(2, [&](test::RankContext& self) {
       auto one = recipe(1, 2, "ema: {decay: 0.5}\n");
-      one.train.dtype = dtype;
+      one.train.dtype = config::choice_of<config::TrainDtype>(dtype).value();
       Trainer trainer(one, self.world);
       trainer.train_step(0);
       trainer.train_step(1);

@@ -293,7 +293,7 @@ std::string NonFinitePolicy::on_non_finite(
               "model.from, checkpoint.init_from or the checkpoint that was "
               "resumed."));
   }
-  if (config_.on_non_finite == "stop") {
+  if (config_.on_non_finite == config::OnNonFinite::kStop) {
     mesh::throw_error<NonFiniteError>(fmt::format(
         "step {}: {}. The weights were not updated. Lower optimizer.lr, check "
         "the data of that step, or skip such steps with "

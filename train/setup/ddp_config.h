@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 
 #include <c10/core/ScalarType.h>
 
@@ -12,8 +11,8 @@
 
 namespace weft::train {
 
-/// Returns the dtype that a recipe's key names, or nothing for "none".
-std::optional<c10::ScalarType> dtype_of(const std::string& name);
+/// Returns the dtype of ddp.reduce_dtype or fsdp.reduce_dtype. Empty for none.
+std::optional<c10::ScalarType> reduce_dtype(config::ReduceDtype dtype);
 
 /// Returns the dtype to which parameters are cast for forward and backward, if
 /// they are.

@@ -23,22 +23,31 @@ fsdp::FullyShardOptions unit_options(const config::Recipe& recipe) {
       .reduce_op = mesh::ReduceOp::kSum,
       .mixed_precision = {
           .param_dtype = param_dtype(recipe),
-          .reduce_dtype = dtype_of(recipe.fsdp.reduce_dtype)}};
-  const auto& reshard = recipe.fsdp.reshard_after_forward;
-  if (reshard != "auto") {
-    options.reshard_after_forward = reshard == "always";
+          .reduce_dtype = reduce_dtype(recipe.fsdp.reduce_dtype)}};
+  using config::ReshardAfterForward;
+  const auto reshard = recipe.fsdp.reshard_after_forward;
+  if (reshard != ReshardAfterForward::kAuto) {
+    options.reshard_after_forward = reshard == ReshardAfterForward::kAlways;
   }
   return options;
 }
 
+fsdp::BackwardPrefetch backward_prefetch(config::BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case config::BackwardPrefetch::kPre:
+      return fsdp::BackwardPrefetch::kPre;
+    case config::BackwardPrefetch::kPost:
+      return fsdp::BackwardPrefetch::kPost;
+    case config::BackwardPrefetch::kNone:
+      break;
+  }
+  return fsdp::BackwardPrefetch::kNone;
+}
+
 fsdp::ScheduleOptions schedule_options(const config::Recipe& recipe) {
-  using fsdp::BackwardPrefetch;
-  const auto& prefetch = recipe.fsdp.backward_prefetch;
   return {
       .forward_prefetch = recipe.fsdp.forward_prefetch,
-      .backward_prefetch = prefetch == "pre"    ? BackwardPrefetch::kPre
-                           : prefetch == "post" ? BackwardPrefetch::kPost
-                                                : BackwardPrefetch::kNone,
+      .backward_prefetch = backward_prefetch(recipe.fsdp.backward_prefetch),
       .reduce_in_flight = recipe.fsdp.reduce_in_flight};
 }
 
@@ -90,7 +99,8 @@ class FullyShardedModel : public DataParallelModel {
       const std::shared_ptr<models::Model>& model,
       const mesh::DeviceMesh& shards)
       : fsdp_(model, shards, unit_options(recipe), schedule_options(recipe)),
-        accumulates_locally_(recipe.fsdp.accumulate == "local") {}
+        accumulates_locally_(
+            recipe.fsdp.accumulate == config::Accumulate::kLocal) {}
 
   at::Tensor forward(const at::Tensor& input) override { return fsdp_(input); }
   at::Tensor forward_cached(const at::Tensor& tokens, models::KvCache& cache)

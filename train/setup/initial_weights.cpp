@@ -113,20 +113,23 @@ struct InitRules {
     const auto& checkpoint = recipe.checkpoint;
     return !checkpoint.init_include.empty() ||
            !checkpoint.init_exclude.empty() ||
-           !checkpoint.init_rename.empty() || checkpoint.init_strict != "exact";
+           !checkpoint.init_rename.empty() ||
+           checkpoint.init_strict != config::InitStrict::kExact;
   }
 
   checkpoint::Strictness strictness() const {
     using checkpoint::Strictness;
-    const auto& strict = recipe.checkpoint.init_strict;
-    if (strict == "both_ok") {
-      return Strictness::kAllowBoth;
+    switch (recipe.checkpoint.init_strict) {
+      case config::InitStrict::kBothOk:
+        return Strictness::kAllowBoth;
+      case config::InitStrict::kMissingOk:
+        return Strictness::kAllowMissing;
+      case config::InitStrict::kUnexpectedOk:
+        return Strictness::kAllowUnexpected;
+      case config::InitStrict::kExact:
+        break;
     }
-    if (strict == "missing_ok") {
-      return Strictness::kAllowMissing;
-    }
-    return strict == "unexpected_ok" ? Strictness::kAllowUnexpected
-                                     : Strictness::kExact;
+    return Strictness::kExact;
   }
 };
 

@@ -23,13 +23,14 @@ at::Tensor summed_loss(
 
 int64_t targets_per_step(const config::Recipe& recipe) {
   const int64_t samples = recipe.train.global_batch_size;
-  return recipe.data.type != "digits" ? samples * recipe.data.sequence_length
-                                      : samples;
+  return recipe.data.type != config::DataType::kDigits
+             ? samples * recipe.data.sequence_length
+             : samples;
 }
 
 std::string describe_batch(const config::Recipe& recipe) {
   const int64_t samples = recipe.train.global_batch_size;
-  return recipe.data.type != "digits"
+  return recipe.data.type != config::DataType::kDigits
              ? fmt::format(
                    "{} x {} tokens", samples, recipe.data.sequence_length)
              : fmt::format("{} images", samples);

@@ -16,14 +16,14 @@ double learning_rate(
     return peak_lr * static_cast<double>(step + 1) /
            static_cast<double>(warmup);
   }
-  if (schedule.type == "constant") {
+  if (schedule.type == config::LrScheduleType::kConstant) {
     return peak_lr;
   }
   const auto steps_down =
       static_cast<double>(std::max<int64_t>(total_steps - 1 - warmup, 1));
   const double part =
       std::clamp(static_cast<double>(step - warmup) / steps_down, 0.0, 1.0);
-  const double height = schedule.type == "linear"
+  const double height = schedule.type == config::LrScheduleType::kLinear
                             ? 1.0 - part
                             : 0.5 * (1.0 + std::cos(std::numbers::pi * part));
   return peak_lr * (schedule.min_ratio + (1.0 - schedule.min_ratio) * height);

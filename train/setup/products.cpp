@@ -13,7 +13,7 @@ constexpr const char* kKey = "products";
 matmul::Choice choice_for(
     const config::Recipe& recipe,
     const matmul::Host& host) {
-  if (recipe.device != "cpu") {
+  if (recipe.device != config::Device::kCpu) {
     return {matmul::Library::kLibtorch, "the device is not the CPU"};
   }
   return matmul::choose_library(param_dtype(recipe).value_or(at::kFloat), host);
@@ -25,17 +25,25 @@ bool is_too_slow(
     const config::Recipe& recipe,
     matmul::Library library,
     const matmul::Host& host) {
-  return recipe.device == "cpu" && param_dtype(recipe) == at::kBFloat16 &&
+  return recipe.device == config::Device::kCpu &&
+         param_dtype(recipe) == at::kBFloat16 &&
          library == matmul::Library::kLibtorch && !host.has_bfloat16;
+}
+
+config::Products products_of(matmul::Library library) {
+  return library == matmul::Library::kOneDnn ? config::Products::kOneDnn
+                                             : config::Products::kLibtorch;
 }
 
 } // namespace
 
 void resolve_products(config::Recipe& recipe, const matmul::Host& host) {
-  if (recipe.products == "auto") {
-    recipe.products = matmul::to_string(choice_for(recipe, host).library);
+  if (recipe.products == config::Products::kAuto) {
+    recipe.products = products_of(choice_for(recipe, host).library);
   }
-  const auto library = matmul::library_of(recipe.products).value();
+  const auto library = recipe.products == config::Products::kOneDnn
+                           ? matmul::Library::kOneDnn
+                           : matmul::Library::kLibtorch;
   if (library == matmul::Library::kOneDnn && !host.onednn_problem.empty()) {
     config::refuse(
         recipe,
@@ -56,13 +64,15 @@ void resolve_products(config::Recipe& recipe, const matmul::Host& host) {
   matmul::set_library(library);
 }
 
-std::string possible_products(const std::string& products) {
-  return matmul::this_host().onednn_problem.empty() ? products : "libtorch";
+config::Products possible_products(config::Products products) {
+  return matmul::this_host().onednn_problem.empty()
+             ? products
+             : config::Products::kLibtorch;
 }
 
 std::string products_text(const config::Recipe& recipe) {
   const auto choice = choice_for(recipe, matmul::this_host());
-  const bool is_rules = matmul::to_string(choice.library) == recipe.products;
+  const bool is_rules = products_of(choice.library) == recipe.products;
   return is_rules
              ? fmt::format("products: {} ({})", recipe.products, choice.reason)
              : fmt::format("products: {}", recipe.products);

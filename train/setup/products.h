@@ -17,8 +17,8 @@ void resolve_products(
     config::Recipe& recipe,
     const matmul::Host& host = matmul::this_host());
 
-/// Returns `products` if this host supports that library, otherwise "libtorch".
-std::string possible_products(const std::string& products);
+/// Returns `products` if this host supports oneDNN, otherwise kLibtorch.
+config::Products possible_products(config::Products products);
 
 /// Returns "products: onednn (MKL keeps to AVX2 on this processor)", for the
 /// user.

@@ -39,12 +39,14 @@ std::vector<std::string> named_modules_of(
 void recompute_activations(
     const config::Recipe& recipe,
     torch::nn::Module& model) {
-  const auto& mode = recipe.train.activation_checkpoint;
-  if (mode == "none") {
+  using config::ActivationCheckpoint;
+  const auto mode = recipe.train.activation_checkpoint;
+  if (mode == ActivationCheckpoint::kNone) {
     return;
   }
-  const auto names =
-      mode == "full" ? block_names(model) : named_modules_of(recipe, model);
+  const auto names = mode == ActivationCheckpoint::kFull
+                         ? block_names(model)
+                         : named_modules_of(recipe, model);
   if (names.empty()) {
     config::refuse(
         recipe,

@@ -55,7 +55,7 @@ void resolve_groups(
 
 void resolve_lanes(config::Recipe& recipe) {
   int64_t& lanes = recipe.elastic.lanes;
-  if (recipe.elastic.batch != "exact") {
+  if (recipe.elastic.batch != config::ElasticBatch::kExact) {
     if (lanes != 0) {
       config::refuse(
           recipe,
@@ -119,7 +119,7 @@ void check_options(const config::Recipe& recipe) {
       "Gradients that are not finite are found after backward: "
       "train.on_non_finite");
   refuse_set("trace.steps", "Set trace.steps=0");
-  if (recipe.ddp.bucket_mode == "coalesced") {
+  if (recipe.ddp.bucket_mode == config::BucketMode::kCoalesced) {
     refuse_set("ddp.bucket_mode", "Set ddp.bucket_mode=concatenated");
   }
 }
@@ -178,10 +178,12 @@ config::Recipe recipe_of_group(
   }
   check_options(recipe);
   resolve_lanes(recipe);
-  // The batch is divided as by so many data-parallel ranks.
-  recipe.mesh.dp = std::max(recipe.mesh.dp, recipe.elastic.lanes);
-  validate(recipe, recipe.mesh.dp * group_size);
-  recipe.mesh.dp = 1;
+  const BatchParts parts =
+      recipe.elastic.lanes > recipe.mesh.dp
+          ? BatchParts{.key = "elastic.lanes", .count = recipe.elastic.lanes}
+          : BatchParts{.key = "mesh.dp", .count = recipe.mesh.dp};
+  recipe.mesh.dp = 1; // A group is one replica.
+  validate(recipe, group_size, parts);
   return recipe;
 }
 

@@ -39,28 +39,32 @@ void check_dtypes(const config::Recipe& recipe, c10::Device device) {
     return;
   }
   const bool is_sharded = recipe.mesh.is_sharded();
-  const auto& own =
+  const auto own =
       is_sharded ? recipe.fsdp.param_dtype : recipe.ddp.param_dtype;
   try {
     dtensor::check_dtype(device, *computed_in);
   } catch (const c10::ValueError& error) {
     config::refuse(
         recipe,
-        own == "none" ? "train.dtype"
-        : is_sharded  ? "fsdp.param_dtype"
-                      : "ddp.param_dtype",
+        own == config::ParamDtype::kNone ? "train.dtype"
+        : is_sharded                     ? "fsdp.param_dtype"
+                                         : "ddp.param_dtype",
         error.what_without_backtrace());
   }
 }
 
 // auto is off on GPUs as long as it was not measured there.
 dtensor::AsyncTp async_mode(const config::Recipe& recipe) {
-  const auto& name = recipe.tp.async_tp;
-  if (name == "on") {
-    return dtensor::AsyncTp::kOn;
+  switch (recipe.tp.async_tp) {
+    case config::AsyncTp::kOn:
+      return dtensor::AsyncTp::kOn;
+    case config::AsyncTp::kOff:
+      return dtensor::AsyncTp::kOff;
+    case config::AsyncTp::kAuto:
+      break;
   }
-  return name == "off" || recipe.device == "cuda" ? dtensor::AsyncTp::kOff
-                                                  : dtensor::AsyncTp::kAuto;
+  return recipe.device == config::Device::kCuda ? dtensor::AsyncTp::kOff
+                                                : dtensor::AsyncTp::kAuto;
 }
 
 // A tied head is no module: it multiplies with the weight of the embedding.
@@ -164,7 +168,7 @@ std::shared_ptr<models::Model> place_model(
       mesh,
       async_mode(recipe),
       dtensor::default_async_tp_costs(
-          recipe.device == "cuda" ? "nccl" : "cpu"));
+          recipe.device == config::Device::kCuda ? "nccl" : "cpu"));
   tp::parallelize_module(*model, mesh["tp"], models::model_plan(recipe));
   add_adapters(recipe, *model);
   return model;

@@ -153,14 +153,21 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
                     : fmt::format("{} or {}", below, below + unit);
 }
 
-void resolve_batch(config::Recipe& recipe) {
+BatchParts parts_of(const config::MeshConfig& mesh) {
+  return {
+      .key = !mesh.is_sharded() ? "mesh.dp"
+             : mesh.dp == 1     ? "mesh.dp_shard"
+                                : "mesh.dp x mesh.dp_shard",
+      .count = mesh.batch_ranks()};
+}
+
+void resolve_batch(config::Recipe& recipe, const BatchParts& parts) {
   config::TrainConfig& train = recipe.train;
-  const int64_t ranks = recipe.mesh.batch_ranks();
   const int64_t global = train.global_batch_size;
-  if (train.micro_batch_size == 0 && global % ranks == 0) {
-    train.micro_batch_size = global / ranks;
+  if (train.micro_batch_size == 0 && global % parts.count == 0) {
+    train.micro_batch_size = global / parts.count;
   }
-  const auto unit = batch_unit(train, ranks);
+  const auto unit = batch_unit(train, parts.count);
   if (global % unit.samples != 0) {
     config::refuse(
         recipe,
@@ -168,10 +175,8 @@ void resolve_batch(config::Recipe& recipe) {
         fmt::format(
             "{} is not divisible by {}={}{}. The nearest valid value is {}",
             global,
-            !recipe.mesh.is_sharded() ? "mesh.dp"
-            : recipe.mesh.dp == 1     ? "mesh.dp_shard"
-                                      : "mesh.dp x mesh.dp_shard",
-            ranks,
+            parts.key,
+            parts.count,
             unit.factor,
             nearest_multiples(global, unit.samples)));
   }
@@ -180,7 +185,8 @@ void resolve_batch(config::Recipe& recipe) {
 void check_recomputed(const config::Recipe& recipe) {
   const config::TrainConfig& train = recipe.train;
   const bool named = !train.activation_checkpoint_modules.empty();
-  if (named != (train.activation_checkpoint == "selective")) {
+  if (named != (train.activation_checkpoint ==
+                config::ActivationCheckpoint::kSelective)) {
     config::refuse(
         recipe,
         named ? "train.activation_checkpoint_modules"
@@ -252,7 +258,7 @@ void check_trace(const config::Recipe& recipe) {
 // What would end a run that is to skip such a step, or keep it from getting
 // well again.
 void check_non_finite(const config::Recipe& recipe) {
-  if (recipe.train.on_non_finite != "skip") {
+  if (recipe.train.on_non_finite != config::OnNonFinite::kSkip) {
     return;
   }
   constexpr const char* kKey = "train.on_non_finite";
@@ -263,7 +269,7 @@ void check_non_finite(const config::Recipe& recipe) {
         "skip continues the run after NaN, but ddp.check_for_nan_in_grad ends "
         "it; use only one of them");
   }
-  if (recipe.ddp.comm_hook.ends_with("powersgd")) {
+  if (is_power_sgd(recipe.ddp.comm_hook)) {
     config::refuse(
         recipe,
         kKey,
@@ -276,7 +282,10 @@ void check_non_finite(const config::Recipe& recipe) {
 
 } // namespace
 
-void validate(config::Recipe& recipe, int64_t world_size) {
+void validate(
+    config::Recipe& recipe,
+    int64_t world_size,
+    const std::optional<BatchParts>& parts) {
   resolve_mesh(recipe, world_size);
   resolve_model(recipe);
   check_effects(recipe);
@@ -284,7 +293,7 @@ void validate(config::Recipe& recipe, int64_t world_size) {
   const auto& links = recipe.links;
   check_link(recipe, "dp", links.dp_latency_us, links.dp_bandwidth_gb_s);
   check_link(recipe, "tp", links.tp_latency_us, links.tp_bandwidth_gb_s);
-  resolve_batch(recipe);
+  resolve_batch(recipe, parts.value_or(parts_of(recipe.mesh)));
   check_recomputed(recipe);
   check_adapters(recipe);
   check_origin(recipe);

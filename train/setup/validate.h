@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,12 +10,24 @@
 
 namespace weft::train {
 
+/// The parts into which a global batch is divided: one per rank with other
+/// samples, or one per lane of an elastic run.
+struct BatchParts {
+  /// The recipe keys whose values give the count, for messages.
+  std::string key;
+  int64_t count = 1;
+};
+
 /// Checks the constraints between keys and fills in the values that the recipe
 /// leaves open (-1 in the mesh, kv_heads, micro_batch_size, output_dir), so
 /// that to_yaml() shows the numbers that are used. Needs no data and no ranks.
+/// `parts` are those of a global batch; without them the mesh determines them.
 /// Throws: mesh::UsageError at the offending key, with both numbers, if a
 /// constraint is violated.
-void validate(config::Recipe& recipe, int64_t world_size);
+void validate(
+    config::Recipe& recipe,
+    int64_t world_size,
+    const std::optional<BatchParts>& parts = std::nullopt);
 
 /// Parses checkpoint.init_rename.
 /// Throws: mesh::UsageError at the key if a text is not a rule.

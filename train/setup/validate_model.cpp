@@ -108,7 +108,7 @@ void resolve_heads(config::Recipe& recipe) {
 
 void check_rope_scaling(const config::Recipe& recipe) {
   const auto& scaling = recipe.model.rope_scaling;
-  if (scaling.rope_type == "llama3" &&
+  if (scaling.rope_type == config::RopeType::kLlama3 &&
       scaling.high_freq_factor <= scaling.low_freq_factor) {
     config::refuse(
         recipe,
@@ -207,7 +207,8 @@ void check_digits(const config::Recipe& recipe) {
 
 void check_vocabulary(const config::Recipe& recipe) {
   const int64_t tokens = models::model_outputs(recipe);
-  if (recipe.data.type == "text" && recipe.data.tokenizer == "byte" &&
+  if (recipe.data.type == config::DataType::kText &&
+      recipe.data.tokenizer == "byte" &&
       tokens < data::TextCorpus::kVocabSize) {
     config::refuse(
         recipe,
@@ -222,7 +223,7 @@ void check_vocabulary(const config::Recipe& recipe) {
 void check_data(const config::Recipe& recipe) {
   const bool reads_text =
       models::model_input(recipe) == models::ModelInput::kTokens;
-  if (reads_text != (recipe.data.type != "digits")) {
+  if (reads_text != (recipe.data.type != config::DataType::kDigits)) {
     config::refuse(
         recipe,
         "data.type",

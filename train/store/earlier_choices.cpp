@@ -9,7 +9,7 @@ namespace weft::train {
 config::Recipe with_earlier_choices(
     config::Recipe recipe,
     const RunLayout& earlier) {
-  if (recipe.products == "auto") {
+  if (recipe.products == config::Products::kAuto) {
     recipe.products = possible_products(earlier.products);
   }
   if (earlier.mesh == recipe.mesh.to_string()) {

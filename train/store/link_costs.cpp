@@ -77,7 +77,7 @@ void resolve_link_costs(config::Recipe& recipe, const mesh::DeviceMesh& mesh) {
       open.push_back(link);
     }
   }
-  if (recipe.cost_model == "measure" && !open.empty()) {
+  if (recipe.cost_model == config::CostModel::kMeasure && !open.empty()) {
     const auto measured = mesh::measure_link_costs(mesh);
     for (const auto& link : open) {
       link.set(measured[mesh.mesh_dim(link.mesh_dim)]);

@@ -33,7 +33,7 @@ checkpoint::SaverOptions saver_options(
       .fsync = checkpoint.fsync,
       .keep = checkpoint.keep,
       .bytes_per_second = static_cast<int64_t>(checkpoint.max_mb_per_s * 1e6),
-      .sha256 = checkpoint.checksum == "sha256",
+      .sha256 = checkpoint.checksum == config::Checksum::kSha256,
       .hmac_key = std::move(hmac_key)};
 }
 

@@ -167,11 +167,11 @@ RunStore::RunStore(
       })) {
   if (owns_) {
     on_first_rank<mesh::UsageError>(world_, [&] {
-      open(fresh || recipe.checkpoint.resume == "never");
+      open(fresh || recipe.checkpoint.resume == config::Resume::kNever);
       return "";
     });
   }
-  if (!fresh && recipe.checkpoint.resume != "never") {
+  if (!fresh && recipe.checkpoint.resume != config::Resume::kNever) {
     read_earlier();
   }
   saver_ = std::make_unique<RunSaver>(

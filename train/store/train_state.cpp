@@ -1,6 +1,7 @@
 #include "train/store/train_state.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/json_text.h"
@@ -44,6 +45,20 @@ auto parse(const std::string& text, const std::string& source, Read read) {
   }
 }
 
+template <class E>
+E parse_choice(const std::string& name, const std::string& source) {
+  const auto choice = config::choice_of<E>(name);
+  if (!choice) {
+    mesh::throw_error<checkpoint::CheckpointError>(fmt::format(
+        "{}: the checkpoint has \"{}\" where {} is expected. A later version "
+        "of Weft may have written it",
+        source,
+        name,
+        fmt::join(config::kChoiceNames<E>, " or ")));
+  }
+  return *choice;
+}
+
 } // namespace
 
 std::string to_json(const TrainState& state, const config::Recipe& recipe) {
@@ -58,7 +73,7 @@ std::string to_json(const TrainState& state, const config::Recipe& recipe) {
         {"sequence_length", recipe.data.sequence_length},
         {"fingerprint", state.data_fingerprint}}},
       {"lr_schedule",
-       {{"type", schedule.type},
+       {{"type", to_string(schedule.type)},
         {"step", state.step},
         {"total_steps", recipe.train.steps},
         {"warmup_steps", schedule.warmup_steps},
@@ -73,9 +88,9 @@ std::string to_json(const TrainState& state, const config::Recipe& recipe) {
 std::string to_json(const RunLayout& layout) {
   return base::strict_json_text(Json{
       {"mesh", layout.mesh},
-      {"products", layout.products},
+      {"products", to_string(layout.products)},
       {"planner",
-       {{"cost_model", layout.cost_model},
+       {{"cost_model", to_string(layout.cost_model)},
         {"links", links_to_json(layout.links)}}},
       {"buckets", layout.buckets},
       {"recipe", layout.recipe},
@@ -96,13 +111,15 @@ TrainState parse_train_state(
 }
 
 RunLayout parse_run_layout(const std::string& json, const std::string& source) {
-  return parse(json, source, [](const Json& object) {
+  return parse(json, source, [&](const Json& object) {
     return RunLayout{
         .mesh = object.at("mesh"),
         .buckets = object.at("buckets"),
         // Before there was a choice, libtorch multiplied.
-        .products = object.value("products", "libtorch"),
-        .cost_model = object.at("planner").at("cost_model"),
+        .products = parse_choice<config::Products>(
+            object.value("products", "libtorch"), source),
+        .cost_model = parse_choice<config::CostModel>(
+            object.at("planner").at("cost_model"), source),
         .links = links_from_json(object.at("planner")),
         .recipe = object.at("recipe"),
         .metrics_line = object.at("metrics_line")};

@@ -44,11 +44,11 @@ struct RunLayout {
   /// differ because of uneven shards and measured caps. Empty before the first
   /// backward.
   std::vector<BucketNames> buckets;
-  /// The resolved value of recipe.products: "libtorch" or "onednn".
-  std::string products;
+  /// The resolved value of recipe.products.
+  config::Products products = config::Products::kLibtorch;
   /// The cost model that redistributions were planned with: recipe.cost_model
   /// and recipe.links.
-  std::string cost_model;
+  config::CostModel cost_model = config::CostModel::kDefault;
   config::LinksConfig links;
   /// The resolved recipe as YAML.
   std::string recipe;

@@ -38,7 +38,7 @@ config::TrainConfig policy_config(
     const std::string& policy,
     int64_t streak = 10) {
   config::TrainConfig config;
-  config.on_non_finite = policy;
+  config.on_non_finite = config::choice_of<config::OnNonFinite>(policy).value();
   config.max_consecutive_non_finite = streak;
   return config;
 }

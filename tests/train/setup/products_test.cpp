@@ -26,31 +26,32 @@ TEST_F(Products, AutoBecomesTheRulesChoice) {
   config::Recipe recipe;
   resolve_products(recipe);
   const auto choice = matmul::choose_library(at::kFloat);
-  EXPECT_EQ(recipe.products, matmul::to_string(choice.library));
+  EXPECT_EQ(to_string(recipe.products), matmul::to_string(choice.library));
   EXPECT_EQ(matmul::library(), choice.library);
   EXPECT_EQ(
       products_text(recipe),
-      "products: " + recipe.products + " (" + choice.reason + ")");
+      "products: " + std::string(to_string(recipe.products)) + " (" +
+          choice.reason + ")");
 }
 
 TEST_F(Products, AutoIsLibtorchOnOtherDevices) {
   config::Recipe recipe;
-  recipe.device = "cuda";
+  recipe.device = config::Device::kCuda;
   resolve_products(recipe, host_with("", true));
-  EXPECT_EQ(recipe.products, "libtorch");
+  EXPECT_EQ(recipe.products, config::Products::kLibtorch);
 }
 
 TEST_F(Products, AutoIsLibtorchWithoutOneDnn) {
   config::Recipe recipe;
   resolve_products(recipe, host_with("it was left out", true));
-  EXPECT_EQ(recipe.products, "libtorch");
+  EXPECT_EQ(recipe.products, config::Products::kLibtorch);
   EXPECT_EQ(matmul::library(), matmul::Library::kLibtorch);
 }
 
 TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
   config::Recipe recipe;
   recipe.origins.source = "r.yaml";
-  recipe.products = "onednn";
+  recipe.products = config::Products::kOneDnn;
   EXPECT_EQ(
       test::message_of_thrown<mesh::UsageError>([&] {
         resolve_products(recipe, host_with("it was left out", true));
@@ -62,8 +63,8 @@ TEST_F(Products, OneDnnThatCannotBeHadIsRefused) {
 TEST_F(Products, SlowProductsOfBFloat16AreRefused) {
   config::Recipe recipe;
   recipe.origins.source = "r.yaml";
-  recipe.train.dtype = "bfloat16";
-  recipe.products = "libtorch";
+  recipe.train.dtype = config::TrainDtype::kBFloat16;
+  recipe.products = config::Products::kLibtorch;
   EXPECT_EQ(
       test::message_of_thrown<mesh::UsageError>(
           [&] { resolve_products(recipe, host_with("", false)); }),

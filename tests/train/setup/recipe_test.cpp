@@ -52,9 +52,9 @@ TEST(Recipe, ReadsEveryKeyOfTheQuickstart) {
   EXPECT_EQ(recipe.data.tokenizer, "byte");
   EXPECT_EQ(recipe.train.steps, 200);
   EXPECT_EQ(recipe.optimizer.betas, (std::array<double, 2>{0.9, 0.95}));
-  EXPECT_EQ(recipe.lr_schedule.type, "cosine");
+  EXPECT_EQ(recipe.lr_schedule.type, config::LrScheduleType::kCosine);
   EXPECT_EQ(recipe.eval.batches, 8);
-  EXPECT_EQ(recipe.checkpoint.resume, "auto");
+  EXPECT_EQ(recipe.checkpoint.resume, config::Resume::kAuto);
 }
 
 struct BadRecipe {

@@ -237,9 +237,9 @@ TEST(Validate, AStepThatIsTracedIsOneOfTheRun) {
 std::string other_value(const config::Key& key) {
   const auto type = config::type_name(key);
   const auto fallback = config::default_value(key);
-  if (!key.choices.empty()) {
+  if (const auto choices = config::allowed_choices(key); !choices.empty()) {
     return std::string(
-        key.choices.front() == fallback ? key.choices[1] : key.choices.front());
+        choices.front() == fallback ? choices[1] : choices.front());
   }
   if (type == "bool") {
     return fallback == "true" ? "false" : "true";

@@ -112,7 +112,7 @@ TEST(EarlierChoices, AResumedRunKeepsMeasuredLinkCosts) {
   EXPECT_EQ(
       with_earlier_choices(other_mesh, layout).links, config::LinksConfig());
   auto by_table = recipe;
-  by_table.cost_model = "default";
+  by_table.cost_model = config::CostModel::kDefault;
   EXPECT_EQ(with_earlier_choices(by_table, layout).links, written);
 }
 
@@ -120,10 +120,13 @@ TEST(EarlierChoices, AResumedRunKeepsTheMatmulLibrary) {
   const fixtures::TempFolder folder;
   auto recipe = recipe_in(folder, "products: libtorch\n");
   const auto layout = layout_after_run(recipe);
-  recipe.products = "auto";
-  EXPECT_EQ(with_earlier_choices(recipe, layout).products, "libtorch");
-  recipe.products = "onednn";
-  EXPECT_EQ(with_earlier_choices(recipe, layout).products, "onednn");
+  recipe.products = config::Products::kAuto;
+  EXPECT_EQ(
+      with_earlier_choices(recipe, layout).products,
+      config::Products::kLibtorch);
+  recipe.products = config::Products::kOneDnn;
+  EXPECT_EQ(
+      with_earlier_choices(recipe, layout).products, config::Products::kOneDnn);
 }
 
 TEST(LinkCosts, ALatencyAloneIsRefused) {
