@@ -5,8 +5,10 @@
 namespace weft::base {
 namespace {
 
-// Goes back to the last star only. `is_star` tells of a pattern's item that it
-// is any number of items, `fits` whether it is one certain item.
+// Returns true if `pattern` matches all of `items`. Backtracks to the last star
+// only, so the time is at most the product of both lengths. `is_star` returns
+// true for a pattern item that matches any number of items. `fits` returns true
+// if a pattern item matches an item.
 template <class Pattern, class Items, class IsStar, class Fits>
 bool matches_items(
     const Pattern& pattern,

@@ -21,7 +21,8 @@ void write_record(int fd, const ErrorRecord& record) {
   out << "{\"message\": {\"message\": ";
   out.open_string() << record.message;
   out.close_string() << ", \"extraInfo\": {\"py_callstack\": ";
-  // torchrun shows this one alone: it ends as Python's do, with the message.
+  // torchrun prints only py_callstack, so it ends with the message, as a Python
+  // traceback does.
   out.open_string() << record.callstack << record.message;
   out.close_string() << ", \"timestamp\": \""
                      << Decimal{record.time_ns / kNanoseconds}

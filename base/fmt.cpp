@@ -1,13 +1,14 @@
-// The functions of fmt, which without this every source would compile that
-// formats text. base has those of the distribution's fmt, mesh those of the fmt
-// in libtorch's headers, which may be of another version. The instantiations
-// are those that fmt's headers expect from its library.
+// Instantiates fmt's functions, which otherwise every source that formats text
+// would compile. base compiles this file with the distribution's fmt headers,
+// and mesh compiles it with those of libtorch, which may be of another version.
+// fmt's headers expect exactly these instantiations from fmt's library.
 
 #include <locale>
 
 #include <fmt/format.h>
 
-// A program may also be linked with fmt itself.
+// The symbols are weak, because a program may also be linked with fmt's
+// library.
 #undef FMT_FUNC
 #define FMT_FUNC [[gnu::weak]]
 #include <fmt/format-inl.h>

@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint16_t kAnyPort = 9;
 
-// Returns 0 if there is a route to the address, else errno. Connecting a
-// datagram socket only chooses the route.
+// Returns 0 if there is a route to the address, otherwise errno. connect() of a
+// datagram socket chooses the route and sends nothing.
 int route_error(const std::string& address) {
   const auto target = numeric_address(address, kAnyPort);
   if (!target) {

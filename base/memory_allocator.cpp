@@ -21,7 +21,8 @@ namespace {
 
 using Release = void (*)();
 
-/// tcmalloc's, or null.
+/// Returns tcmalloc's function that releases free memory, or null if the
+/// process does not use tcmalloc.
 Release tcmallocs_release() {
   return reinterpret_cast<Release>(
       dlsym(RTLD_DEFAULT, "MallocExtension_ReleaseFreeMemory"));
@@ -56,7 +57,7 @@ void keep_freed_memory() {
 }
 
 void take_memory_for_libtorch() {
-#ifndef WEFT_IS_SANITIZED // Its allocator is not ready so early.
+#ifndef WEFT_IS_SANITIZED // A sanitizer's allocator is not ready yet.
   if (tcmallocs_release() == nullptr || !has_libtorch()) {
     return;
   }
@@ -69,10 +70,11 @@ void take_memory_for_libtorch() {
   const auto begin =
       (reinterpret_cast<uintptr_t>(block) + kPage - 1) / kPage * kPage;
   void* pages = reinterpret_cast<void*>(begin);
-  // Where the kernel does neither, memory comes page by page.
+  // If the kernel supports neither, it maps the memory page by page on first
+  // use.
   madvise(pages, kBytes - kPage, MADV_HUGEPAGE);
   madvise(pages, kBytes - kPage, MADV_POPULATE_WRITE);
-  std::free(block); // tcmalloc cuts its next blocks from it.
+  std::free(block); // tcmalloc serves the next blocks from it.
 #endif
 }
 
@@ -80,8 +82,8 @@ void release_freed_memory() {
   if (const auto release = tcmallocs_release()) {
     release();
   } else if (memory_allocator().starts_with("libc.so")) {
-    // Where another allocator is used, glibc's is not set up, and threads that
-    // trim it at the same time for the first time crash.
+    // With another allocator, glibc's is not initialized, and threads that trim
+    // it for the first time at the same time crash.
     malloc_trim(0);
   }
 }

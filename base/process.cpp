@@ -21,7 +21,7 @@ void open_standard_streams() {
     if (fcntl(fd, F_GETFD) >= 0) {
       continue;
     }
-    // The lowest that is free, which is this one.
+    // open() returns the lowest free descriptor, which is `fd`.
     const int opened = open("/dev/null", O_RDWR);
     if (opened >= 0 && opened != fd) {
       close(opened);

@@ -13,8 +13,9 @@ unsigned char byte_at(std::string_view text, size_t i) {
   return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
 }
 
-/// How many bytes the UTF-8 character at the beginning of `text` has; 0 if
-/// there is none. Readers of JSON refuse a file for one wrong byte.
+/// Returns the length in bytes of the UTF-8 character at the beginning of
+/// `text`, or 0 if there is none. JSON readers refuse a file with a single
+/// invalid byte.
 size_t utf8_length(std::string_view text) {
   const unsigned char first = byte_at(text, 0);
   const unsigned char second = byte_at(text, 1);
@@ -31,7 +32,7 @@ size_t utf8_length(std::string_view text) {
       return 0;
     }
   }
-  const bool forbidden = // longer than needed, a surrogate, or too large
+  const bool forbidden = // an overlong form, a surrogate, or too large
       (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
   return forbidden ? 0 : length;

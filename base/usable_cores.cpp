@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::set<int> allowed_cpus() {
-  // As many as the kernel has: it refuses a set that is too small.
+  // The kernel refuses a set that is smaller than its own CPU mask, so the size
+  // is doubled until it fits.
   constexpr int kMax = 1 << 20;
   std::set<int> cpus;
   for (int count = CPU_SETSIZE; count <= kMax; count *= 2) {
@@ -41,7 +42,8 @@ double cores_of(double quota, double period) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
-/// cpu.max holds "max 100000" or "150000 100000".
+/// Returns the quota of cgroup v2. cpu.max holds "max 100000" or "150000
+/// 100000".
 double quota_v2(const fs::path& folder) {
   std::ifstream file(folder / "cpu.max");
   std::string quota;
@@ -57,15 +59,16 @@ double number_in(const fs::path& path) {
   return number;
 }
 
-/// The quota is -1 without a limit.
+/// Returns the quota of cgroup v1, where -1 means no limit.
 double quota_v1(const fs::path& folder) {
   return cores_of(
       number_in(folder / "cpu.cfs_quota_us"),
       number_in(folder / "cpu.cfs_period_us"));
 }
 
-/// The smallest quota of a group and those around it; in a container the group
-/// may be the mount itself, whatever the host calls it.
+/// Lowers the share's quota to the smallest one of a group and the groups above
+/// it. In a container the mount may be the group itself, although /proc has the
+/// host's path of the group.
 void take_quotas(
     CoreShare& share,
     const fs::path& mount,

@@ -26,7 +26,8 @@ using Json = nlohmann::json;
 
 constexpr int64_t kBlockBytes = 4 << 20;
 
-// A column shard's pieces hold rows of many blocks.
+// Several pieces are cached, because a piece of a tensor that is sharded by
+// columns contains rows of many blocks.
 constexpr int64_t kCachedPieces = 32;
 
 struct Side {
@@ -40,7 +41,8 @@ struct Side {
   ChunkReader reader;
 };
 
-// Cuts a box in halves until none is larger than a block.
+// Calls `visit` for parts of a box, which are halved along the first dim that
+// is larger than 1 until no part is larger than a block.
 void for_each_block(
     const Indices& offset,
     const Indices& shape,
@@ -62,7 +64,6 @@ void for_each_block(
   for_each_block(rest_offset, half, item, visit);
 }
 
-// What differs in one tensor so far.
 class TensorDifference {
  public:
   explicit TensorDifference(at::ScalarType dtype)
@@ -118,13 +119,13 @@ class TensorDifference {
     return index;
   }
 
-  // Blocks come chunk by chunk, which need not be row-major.
+  // Returns true if the element precedes `first_`. Blocks arrive chunk by
+  // chunk, which need not be row-major order.
   bool starts_before(const Indices& offset, const Indices& shape, size_t flat)
       const {
     return offset < first_ && index_at(offset, shape, flat) < first_;
   }
 
-  // |a - b| of each element.
   std::vector<double> distances(std::span<std::byte> a, std::span<std::byte> b)
       const {
     const auto count = static_cast<int64_t>(a.size() / item_);
@@ -275,7 +276,7 @@ class Comparer {
   Side a_;
   Side b_;
   const Progress& progress_;
-  // Bytes: of all tensors of A, and of those that are done.
+  // The bytes of all tensors of A, and of those that are already compared.
   int64_t total_ = 0;
   int64_t before_ = 0;
   std::vector<std::byte> buffer_a_;

@@ -23,7 +23,7 @@ constexpr size_t kMaxKeyBytes = 4096;
   mesh::throw_error<mesh::UsageError>(fmt::format("\"{}\": {}", path, why));
 }
 
-// All of it, but no more than shows that it is too long.
+// Reads the file up to the size that shows that the key is too long.
 std::string read_start(int fd, const std::string& path) {
   std::string text(kMaxKeyBytes + 2, '\0');
   size_t size = 0;

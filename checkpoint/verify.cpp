@@ -56,7 +56,7 @@ class Verifier {
     try {
       file.emplace(folder_, manifest_, name, chunks);
     } catch (const CheckpointError& error) {
-      // A file of the right size is damaged in its header.
+      // If the size of the file is right, its header is damaged.
       const auto size = sizes_.find(name);
       const bool is_header = size != sizes_.end() &&
                              size->second == manifest_.files.at(name).bytes;
@@ -72,7 +72,6 @@ class Verifier {
     }
   }
 
-  // What nobody can read now.
   static std::string describe_lost_chunks(
       const std::vector<PlacedChunk>& chunks) {
     constexpr size_t kMaxListed = 5;
@@ -91,7 +90,7 @@ class Verifier {
     return text;
   }
 
-  // Neighbouring bad pieces make one damage.
+  // Checks a chunk. Reports adjacent bad pieces as one damage.
   void check_chunk(
       const std::string& name,
       const CheckedFile& file,
@@ -113,7 +112,8 @@ class Verifier {
       }
       bad = 0;
     };
-    // Not more than the file was found to have, whatever a piece may have.
+    // Allocates no more than the chunk, which is inside the file: piece_bytes
+    // of the manifest can be much larger.
     buffer_.resize(static_cast<size_t>(std::max(
         static_cast<int64_t>(buffer_.size()),
         std::min(manifest_.piece_bytes, size))));
@@ -141,7 +141,7 @@ class Verifier {
     }
   }
 
-  // The damage names the file.
+  // Removes the path from the text, because the damage contains the file name.
   std::string without_path(
       const CheckpointError& error,
       const std::string& name) const {
@@ -158,7 +158,8 @@ class Verifier {
   const Folder& folder_;
   const Manifest& manifest_;
   const Progress& progress_;
-  // Bytes: of all files, of those that are done, and of the one under way.
+  // The bytes of all files, of the files that are done, and of the current
+  // file.
   int64_t total_ = 0;
   int64_t before_ = 0;
   int64_t in_file_ = 0;

@@ -13,7 +13,6 @@
 namespace weft::cli {
 namespace {
 
-// Results are JSON with or without it.
 void add_json_flag(CLI::App& command) {
   command.add_flag_function(
       "--json",

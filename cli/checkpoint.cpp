@@ -86,7 +86,8 @@ Json describe(const checkpoint::Difference& difference) {
   return row;
 }
 
-// What is no matter of values first, then the largest differences.
+// Puts differences without differing elements (e.g. of shapes) first, then
+// sorts by decreasing magnitude.
 void sort_by_size(std::vector<checkpoint::Difference>& differences) {
   std::ranges::stable_sort(
       differences, [](const auto& left, const auto& right) {
@@ -128,7 +129,7 @@ void diff(const CheckpointArguments& arguments) {
           size_text(result.bytes)));
     }
   }
-  if (count > 0) { // exit 1: the check fails
+  if (count > 0) { // c10::Error means exit code 1
     mesh::throw_error<c10::Error>(fmt::format(
         "{} and {} differ: {} {}",
         a.string(),

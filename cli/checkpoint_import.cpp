@@ -43,7 +43,6 @@ struct ImportArguments : OutputOptions {
   mesh::throw_error<mesh::UsageError>(what);
 }
 
-// A foreign source of tensors: a folder, or one file of it.
 struct TensorSource {
   checkpoint::Folder folder;
   checkpoint::Manifest manifest;
@@ -73,8 +72,8 @@ TensorSource open_tensors(const fs::path& path) {
   return {std::move(folder), std::move(manifest)};
 }
 
-// Whether a folder holds a model in Hugging Face's form, and not the files
-// that ranks wrote of one ("shard-00001-model-...").
+// Returns true if a folder contains a model in Hugging Face format, and not the
+// files of a sharded one that each rank wrote ("shard-00001-model-...").
 bool looks_like_model(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) {
@@ -97,7 +96,8 @@ bool has_part(const std::string& name) {
 void import_tensors(const ImportArguments& arguments) {
   const checkpoint::Renaming renaming(rules_of(arguments.rename));
   const auto source = open_tensors(arguments.from);
-  // Without --prefix: the names are keys if all of them have a part.
+  // Without --prefix, the names are keys if all of them begin with a part of
+  // the state, such as "model.".
   const bool are_keys = std::ranges::all_of(
       source.manifest.tensors,
       [&](const auto& tensor) { return has_part(renaming(tensor.first)); });

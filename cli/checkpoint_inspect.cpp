@@ -65,7 +65,6 @@ std::string place_text(const checkpoint::TensorRecord& tensor) {
   return tensor.placements + (tensor.mesh.empty() ? "" : " on ") + tensor.mesh;
 }
 
-// As wide as its longest cell, the title counted.
 class Column {
  public:
   explicit Column(std::string title) { add(std::move(title)); }

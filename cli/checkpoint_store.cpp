@@ -31,7 +31,6 @@ struct PruneArguments : OutputOptions {
   bool dry_run = false;
 };
 
-// The folder checkpoints/ that a user named, which is not one checkpoint.
 fs::path store_of(const std::string& path, const char* command) {
   const auto checkpoints = checkpoints_of(path);
   if (checkpoint::Folder::open(checkpoints).has(checkpoint::kManifestName)) {
@@ -45,8 +44,8 @@ fs::path store_of(const std::string& path, const char* command) {
   return checkpoints;
 }
 
-// A checkpoint that cannot be read is a row as well. "valid": what was looked
-// at, "manifest" or "bytes"; null for a damaged one.
+// Returns the row of a checkpoint, also if it cannot be read. "valid" is what
+// was checked, "manifest" or "bytes". It is null for a damaged checkpoint.
 Json describe_step(
     const checkpoint::StepFolder& step,
     const CheckpointArguments& arguments,
@@ -112,7 +111,8 @@ void print_rows(const Json& rows) {
   print_table(lines, "><><>><");
 }
 
-// The one that asks for a verification is told of damage by the exit code, too.
+// Throws CheckpointError if a checkpoint is damaged, so that the exit code of a
+// verification reports it, too.
 void refuse_damaged(const Json& rows) {
   std::string damaged;
   for (const auto& row : rows) {
@@ -152,7 +152,7 @@ void list(const CheckpointArguments& arguments) {
   }
 }
 
-// What prune_steps() will try to delete.
+// Returns the steps that prune_steps() will try to delete.
 std::vector<int64_t> old_steps(const fs::path& checkpoints, int64_t keep) {
   const auto latest = checkpoint::read_latest(checkpoints);
   const auto steps = checkpoint::list_steps(checkpoints);
@@ -170,7 +170,8 @@ std::string step_words(const std::vector<int64_t>& steps) {
       "{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
 }
 
-// A damaged step must not be all that is left of a run.
+// Throws CheckpointError if a step that would be kept is damaged. Otherwise a
+// damaged step could be all that remains of a run.
 void check_kept(const fs::path& checkpoints, const std::vector<int64_t>& old) {
   for (const auto& step : checkpoint::list_steps(checkpoints)) {
     if (std::ranges::find(old, step.step) != old.end()) {

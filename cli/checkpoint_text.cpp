@@ -103,7 +103,7 @@ void print(const std::string& text) {
   std::printf("%s\n", text.c_str());
 }
 
-// Also for names that are not UTF-8, which a folder may have.
+// json_text() accepts names that are not UTF-8, which files may have.
 void print(const nlohmann::ordered_json& json) {
   print(base::json_text(json));
 }

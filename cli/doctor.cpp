@@ -34,7 +34,6 @@ nlohmann::json to_json(const Listener& listener) {
       {"purpose", listener.purpose}};
 }
 
-/// In red where a terminal shows it.
 std::string warning(const std::string& text) {
   return isatty(STDOUT_FILENO) != 0 ? "\x1b[31m" + text + "\x1b[0m" : text;
 }

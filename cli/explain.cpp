@@ -22,7 +22,7 @@
 namespace weft::cli {
 namespace {
 
-// A mesh keeps a list of its ranks.
+// The limit of --world-size, because a mesh stores a list of its ranks.
 constexpr int64_t kMaxRanks = int64_t{1} << 20;
 
 struct ExplainArguments : RecipeArguments {
@@ -49,7 +49,8 @@ int64_t world_size_of(
     }
   };
   is_open(mesh.dp_shard, "mesh.dp_shard");
-  // Beside a number of shards it is 1 unless there is a world to fill.
+  // With a fixed dp_shard, mesh.dp=-1 needs no --world-size: the estimate has
+  // one replica.
   if (mesh.dp_shard == 1 || mesh.dp != -1) {
     is_open(mesh.dp, "mesh.dp");
   }
@@ -57,7 +58,6 @@ int64_t world_size_of(
   return std::abs(mesh.dp) * mesh.dp_shard * mesh.tp;
 }
 
-// What a reader might not expect.
 std::vector<std::string> notes_of(
     const config::Recipe& recipe,
     const std::optional<MeasuredRun>& measured) {
@@ -83,7 +83,7 @@ std::vector<std::string> notes_of(
 }
 
 void explain(const ExplainArguments& arguments) {
-  at::set_num_threads(1); // nothing to compute: they would only wait
+  at::set_num_threads(1); // The meta device computes nothing.
   auto recipe = arguments.load();
   train::validate(recipe, world_size_of(recipe, arguments));
   std::optional<MeasuredRun> measured;
@@ -104,7 +104,7 @@ void explain(const ExplainArguments& arguments) {
         fmt::format("cannot write to stdout: {}", std::strerror(errno)));
   }
   if (!context.over_budget.empty()) {
-    // Exit 1: the check fails.
+    // c10::Error means exit code 1: the check failed.
     mesh::throw_error<c10::Error>(
         fmt::format("over budget: {}", fmt::join(context.over_budget, "; ")));
   }

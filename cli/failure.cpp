@@ -23,11 +23,13 @@ std::string rank() {
   try {
     return std::to_string(mesh::current_job_rank().rank);
   } catch (const mesh::UsageError&) {
-    return mesh::env::get("RANK").value_or("0"); // what is reported, maybe
+    // The failure may be that RANK or a related variable is invalid.
+    return mesh::env::get("RANK").value_or("0");
   }
 }
 
-/// For the launcher, which finds by its time who failed first.
+/// Writes the error file for the launcher, which finds the first failure by the
+/// time in these files.
 void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
   const auto path = mesh::env::get("TORCHELASTIC_ERROR_FILE");
   if (path) {
@@ -41,17 +43,19 @@ void leave_error_file(mesh::ExitCode code, const std::string& sentence) {
   }
 }
 
-// Every rank finds the same mistake in a recipe. Rank 0 speaks first and the
-// launcher ends the others; one that is alone with its mistake speaks too.
+// Waits on ranks other than 0. Every rank finds the same mistake in a recipe.
+// Rank 0 reports it first, and the launcher ends the other ranks. A rank that
+// alone has a mistake still reports it.
 void defer_to_rank_zero() {
   if (rank() != "0") {
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 }
 
-// The launcher sends a signal to all ranks, to rank 0 first. Before the first
-// step rank 0 ends at once, and another rank may miss it before its own signal
-// arrives. Then that signal ends this process, and rank 0 has said why.
+// Waits for a stop signal on ranks other than 0 that lost a peer. The launcher
+// sends a signal to all ranks, to rank 0 first. Before the first step rank 0
+// ends at once, and another rank may lose it before its own signal arrives.
+// That signal then ends this process. Rank 0 has reported the reason.
 void defer_to_signal(const std::string& op, mesh::ExitCode code) {
   constexpr std::chrono::milliseconds kLimit(500);
   if (op == "train" && code == mesh::ExitCode::kPeerLost && rank() != "0") {
@@ -59,7 +63,8 @@ void defer_to_signal(const std::string& op, mesh::ExitCode code) {
   }
 }
 
-/// What the ranks that train have agreed on, with the same words.
+/// Returns true if rank 0 reports the failure for all ranks, because all ranks
+/// have agreed on it.
 bool is_said_by_rank_zero(const std::string& op, mesh::ExitCode code) {
   return op == "train" && (code == mesh::ExitCode::kPreempted ||
                            code == mesh::ExitCode::kNonFinite);

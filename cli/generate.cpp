@@ -41,8 +41,8 @@ struct GenerateArguments : InferenceArguments {
   inference::SamplingOptions sampling;
 };
 
-// What the user gets on stdout: rank 0's first sample as it grows, the others
-// when they are there.
+// The output on stdout. Rank 0 prints the first sample token by token, and the
+// other samples at the end.
 class Output {
  public:
   Output(
@@ -51,7 +51,8 @@ class Output {
       bool has_several)
       : tokenizer_(tokenizer), prompts_(prompts), has_several_(has_several) {}
 
-  // A sample has another token; those of one that began later are kept.
+  // Prints the newest token of the first sample. end() prints the other
+  // samples.
   void add(const inference::Continuation& sample) {
     if (!stream_ && sample.sample == 0) {
       begin(sample);
@@ -114,7 +115,7 @@ std::string results_json(
     samples.push_back(std::move(sample));
   }
   const nlohmann::ordered_json result{{"seed", seed}, {"samples", samples}};
-  // Models may write half a character.
+  // A model may generate half of a UTF-8 character, which json_text() replaces.
   return base::json_text(result) + "\n";
 }
 
@@ -134,7 +135,8 @@ void log_speed(
       static_cast<double>(tokens) / seconds));
 }
 
-// Models may have more tokens than their tokenizer, and sample them.
+// Logs how many tokens have no text. A model may have a larger vocabulary than
+// its tokenizer, and sample from all of it.
 void log_unknown_tokens(
     const std::vector<inference::Continuation>& all,
     const tokenizers::Tokenizer* tokenizer) {
@@ -158,7 +160,7 @@ void log_unknown_tokens(
   }
 }
 
-// Whose text it is, where that is not plain.
+// Logs why there is no tokenizer, or which one is used with model.from.
 void log_tokenizer(
     const config::Recipe& recipe,
     const tokenizers::Tokenizer* tokenizer) {
@@ -171,7 +173,7 @@ void log_tokenizer(
   }
 }
 
-// What every rank has to have been told alike.
+// Returns the arguments that must be equal on all ranks.
 std::string told(
     const Prompts& prompts,
     int64_t num_samples,
@@ -288,7 +290,7 @@ void run_generate(const GenerateArguments& arguments) {
   }
 }
 
-// CLI::Range lets nan pass.
+// Returns a validator that refuses NaN, unlike CLI::Range.
 CLI::Validator number_in(double least, double most) {
   const CLI::Range range(least, most);
   return {

@@ -57,7 +57,8 @@ config::Recipe load_for_inference(
   if (const auto threads = train::threads_per_rank(job, mesh::env::get)) {
     at::set_num_threads(*threads);
   }
-  // No text is read: its bytes need no place in the vocabulary.
+  // The vocabulary need not hold the bytes of a text if no data is read. So the
+  // recipe is validated as if its data were tokens.
   const auto type = recipe.data.type;
   if (!reads_data &&
       models::model_input(recipe) == models::ModelInput::kTokens) {

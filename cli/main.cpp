@@ -27,9 +27,9 @@
 namespace weft::cli {
 namespace {
 
-// oneDNN and libtorch's cache in front of it keep what they compiled for 1,024
-// shapes of products each, up to 0.6 MB a shape. A model has some dozens; only
-// batches of many sizes fill the caches.
+// Shrinks the caches of oneDNN and of libtorch in front of it. Each keeps
+// compiled code for 1,024 matmul shapes, up to 0.6 MB per shape. A model has a
+// few dozen shapes. Only batches of many sizes fill the caches.
 void keep_fewer_products() {
   mesh::env::set_default("LRU_CACHE_CAPACITY", "256");
   mesh::env::set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256");
@@ -49,7 +49,7 @@ void add_commands(Program& program) {
   add_doctor(program);
 }
 
-// Numbers of recipes, command lines and answers are those of the C locale,
+// Numbers in recipes, command lines and output are those of the C locale,
 // whatever a host program has set: 0.7 and 4000, not 0,7 and 4.000.
 void use_numbers_of_c_locale() {
   std::setlocale(LC_NUMERIC, "C");
@@ -57,13 +57,12 @@ void use_numbers_of_c_locale() {
       std::locale(std::locale(), std::locale::classic(), std::locale::numeric));
 }
 
-// The program's own name, for the words on how to call it.
 std::string name_of(const char* path) {
   return std::filesystem::path(path).filename().string();
 }
 
-// An answer that nobody can read is none. A run of training keeps what it says
-// elsewhere, too.
+// Reports a failure if stdout cannot be written, because stdout is the result
+// of a command. This excludes train, which also writes its results to files.
 int report_unwritten_output(const std::string& command) {
   errno = 0;
   const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -83,8 +82,8 @@ void prepare_for_libtorch(
     int /*argc*/,
     char** /*argv*/,
     char** /*environment*/) {
-  // libtorch's libraries end a process without a working directory with words
-  // about themselves.
+  // Without a working directory, libtorch's libraries end the process with a
+  // message about themselves.
   if (base::is_working_directory_removed()) {
     ::dprintf(
         STDERR_FILENO,
@@ -95,8 +94,8 @@ void prepare_for_libtorch(
   base::take_memory_for_libtorch();
 }
 
-// Programs alone may have such a section, which the loader runs before the
-// initialisers of shared libraries.
+// The loader runs this section before the initializers of shared libraries.
+// Only programs may have it.
 [[gnu::section(".preinit_array"),
   gnu::used]] void (*const kBeforeLibtorch)(int, char**, char**) =
     &prepare_for_libtorch;

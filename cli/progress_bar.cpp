@@ -79,7 +79,7 @@ checkpoint::Progress ProgressBar::callback() {
 void ProgressBar::update(int64_t done, int64_t total, std::string_view what) {
   constexpr auto kRedrawEvery = std::chrono::milliseconds(100);
   const auto now = Clock::now();
-  if (done < last_done_) { // the next of several pieces of work
+  if (done < last_done_) { // another task begins
     began_ = now;
   }
   last_done_ = done;

@@ -31,7 +31,8 @@ fs::path folder_of_programs() {
   return fs::read_symlink("/proc/self/exe").parent_path();
 }
 
-/// The recipe of an installed package, or of the source tree of a build.
+/// Returns the recipe of an installed package, or of the source tree of a
+/// build.
 fs::path find_recipe(const fs::path& programs) {
   for (const auto* folder : {"../share/weft/recipes", "../../recipes"}) {
     auto path = programs / folder / "quickstart.yaml";
@@ -44,7 +45,6 @@ fs::path find_recipe(const fs::path& programs) {
       programs.string()));
 }
 
-/// The headers beside the libtorch that this process has loaded.
 fs::path find_headers() {
   Dl_info library{};
   // NOLINTNEXTLINE(*-reinterpret-cast): dladdr() takes any address.
@@ -77,7 +77,7 @@ std::vector<std::string> command_of(const QuickstartArguments& arguments) {
   return command;
 }
 
-/// The command for a shell.
+/// Returns the command with the quotes that a shell needs.
 std::string text_of(const std::vector<std::string>& command) {
   std::string text;
   for (const auto& word : command) {

@@ -27,7 +27,8 @@ struct TrainArguments : RecipeArguments {
   bool fresh = false;
 };
 
-// Variables that make no sense are refused later, and said then.
+// Returns the rank, or 0 if the variables are invalid. train() refuses them
+// later.
 int64_t rank_or_zero() {
   try {
     return mesh::read_job_rank(mesh::env::get).rank;
@@ -39,8 +40,8 @@ int64_t rank_or_zero() {
 void train(const TrainArguments& arguments) {
   train::handle_stop_signals(
       rank_or_zero(), mesh::env::get("TORCHELASTIC_ERROR_FILE").value_or(""));
-  // Everything that can be wrong is looked at before any rank waits for
-  // another.
+  // All checks that one rank can make come before World::from_env(), in which
+  // the ranks wait for each other.
   auto recipe = arguments.load();
   const auto job = mesh::current_job_rank();
   if (const auto threads = train::threads_per_rank(job, mesh::env::get)) {

@@ -10,7 +10,8 @@
 namespace weft::cli {
 namespace {
 
-// The subcommand that the words led to; `words` becomes how to call it.
+// Returns the innermost subcommand of the command line. Appends the words that
+// call it to `words`.
 const CLI::App& reached(const CLI::App& app, std::string& words) {
   words += words.empty() ? "" : " ";
   words += app.get_name();
@@ -18,7 +19,8 @@ const CLI::App& reached(const CLI::App& app, std::string& words) {
   return used.empty() ? app : reached(*used.front(), words);
 }
 
-// "; did you mean train?" if a name of `command`'s is near.
+// Returns "; did you mean train?" if an option or subcommand of `command` has a
+// similar name, otherwise an empty string.
 std::string suggestion(const CLI::App& command, const std::string& word) {
   std::vector<std::string> names;
   for (const auto* option : command.get_options()) {

@@ -95,7 +95,8 @@ const std::string* ModelOptions::find(const std::string& name) const {
   return found == options.end() ? nullptr : &found->second;
 }
 
-// The one that is there may be misspelled.
+// Suggests `name` for a written option that the model has not read, because
+// that option may be misspelled.
 void ModelOptions::refuse_missing(const std::string& name) const {
   const auto nearest =
       nearest_name(name, recipe_.model.options | std::views::keys);

@@ -29,7 +29,6 @@ bool is_control(char c) {
   return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
 }
 
-// For a message, which is one line.
 std::string shortened_line(std::string text) {
   constexpr size_t kMax = 80;
   if (text.size() > kMax) {
@@ -39,14 +38,13 @@ std::string shortened_line(std::string text) {
   return text;
 }
 
-// Puts the values of one text into a recipe.
 class RecipeReader {
  public:
   enum class Text {
     kRecipe,
-    /// What to_yaml() wrote, perhaps when keys had other names.
+    /// The text of to_yaml(). It may have earlier names of keys.
     kStored,
-    /// Places name the override, not lines.
+    /// A command-line override. Its places name the override instead of a line.
     kOverride
   };
 
@@ -73,7 +71,7 @@ class RecipeReader {
     read_map(root, "");
   }
 
-  // `near` is where to point for a value that is not written at all.
+  // Reads the value at `path`. Errors point to `near` if the value is empty.
   void read(const std::string& path, const YamlNode& value, Position near) {
     const Position where =
         value.kind == YamlNode::Kind::kNull ? near : value.where;
@@ -107,7 +105,7 @@ class RecipeReader {
   }
 
  private:
-  // Of a recipe that a user writes.
+  // Refuses an earlier name of a key, unless the recipe is a stored one.
   void refuse_renamed(const RenamedKey& key, Position near) const {
     if (text_ != Text::kStored) {
       refuse_at(
@@ -178,14 +176,15 @@ class RecipeReader {
     }
     auto& places = recipe_.origins.places;
     places.insert_or_assign(path, place(where));
-    places.emplace(map.path, place(where)); // an override may lack the map
+    places.emplace(map.path, place(where)); // An override may lack the map.
   }
 
   void read_key(const Key& key, const YamlNode& value, Position where) {
     try {
       const auto read_field = [&](auto field) {
         if constexpr (!std::is_same_v<decltype(field), OptionField>) {
-          read_value(value, field(recipe_)); // maps are read one by one
+          // read_option() reads the maps.
+          read_value(value, field(recipe_));
         }
       };
       std::visit(read_field, key.field);
@@ -219,7 +218,8 @@ void apply_override(Recipe& recipe, const std::string& text) {
       text.substr(0, equals), reader.parse(text.substr(equals + 1)), {});
 }
 
-// That all keys are there which the model and the data need, and no others.
+// Checks that the recipe has all keys that the model and the data need, and no
+// others.
 void check_presence(const Recipe& recipe) {
   for (const Key& key : schema()) {
     const bool written = recipe.origins.places.contains(key.path);
@@ -240,7 +240,7 @@ void check_presence(const Recipe& recipe) {
   }
 }
 
-// The lines that begin `section` after the keys of `before`.
+// Returns the lines that open `section` after the keys of section `before`.
 std::string section_heads(std::string_view before, std::string_view section) {
   if (section.empty() || section == before ||
       before.starts_with(fmt::format("{}.", section))) {
@@ -308,7 +308,7 @@ Recipe parse_stored_recipe(
 }
 
 std::string value_of(const Recipe& recipe, std::string_view path) {
-  auto& fields = const_cast<Recipe&>(recipe); // only read
+  auto& fields = const_cast<Recipe&>(recipe); // The fields are only read.
   if (const Key* map = find_options(path)) {
     const auto& options = std::get<OptionField>(map->field)(fields);
     const auto found = options.find(path.substr(map->path.size() + 1));
@@ -326,7 +326,7 @@ std::string MeshConfig::to_string() const {
 }
 
 std::vector<std::string> differing_keys(const Recipe& a, const Recipe& b) {
-  std::set<std::string> options; // of both
+  std::set<std::string> options;
   for (const auto* recipe : {&a, &b}) {
     for (const auto& [name, value] : recipe->model.options) {
       options.insert("model.options." + name);

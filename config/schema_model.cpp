@@ -23,7 +23,8 @@ Condition of_image_models() {
   return only_of({"vit", "mlp"});
 }
 
-// Of Weft's own; others have model.options.
+// Returns the condition that model.type is one of Weft's own. Other types have
+// model.options.
 Condition of_all() {
   return only_of({"llama", "gpt2", "moe", "vit", "mlp"});
 }

@@ -88,7 +88,7 @@ std::vector<Key> tp_keys() {
   };
 }
 
-// Keys of the sections ddp and fsdp alike.
+// The documentation of keys that are in both sections, ddp and fsdp.
 constexpr const char* kParamDtypeDoc =
     "The dtype of forward and backward. Parameters, gradients and optimizer "
     "state stay float32. none means train.dtype. float16 is not supported "

@@ -65,7 +65,8 @@ std::string string_error(const Key& key, const std::string& value) {
   return "";
 }
 
-// Of a model's type, which programs add to.
+// Returns the error of a model type. A program can register more types than
+// key.choices has.
 std::string type_error(const Key& key, const Recipe& recipe) {
   const auto& type = recipe.model.type;
   const auto& linked = recipe.origins.models.names;
@@ -93,7 +94,6 @@ std::string with_effect(std::string doc, const Effect& effect) {
   return text.empty() ? doc : doc + " " + text;
 }
 
-// With where the key means something.
 std::string full_doc(const Key& key) {
   const auto doc = with_effect(std::string(key.doc), key.effect);
   return key.only.key.empty()
@@ -113,7 +113,7 @@ std::string key_row(const Key& key) {
       key.path,
       type_name(key),
       key.unit.empty() ? "" : fmt::format(" ({})", key.unit),
-      key.required || key.path == "name" ? fallback // words
+      key.required || key.path == "name" ? fallback // in words
                                          : fmt::format("`{}`", fallback),
       allowed.empty() ? "" : allowed,
       full_doc(key));
@@ -183,7 +183,7 @@ std::string default_value(const Key& key) {
 }
 
 std::string find_value_error(const Key& key, const Recipe& recipe) {
-  auto& fields = const_cast<Recipe&>(recipe); // only read
+  auto& fields = const_cast<Recipe&>(recipe); // The fields are only read.
   return std::visit(
       [&](auto field) -> std::string {
         const auto& value = field(fields);

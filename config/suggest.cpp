@@ -16,7 +16,6 @@ std::string_view leaf_of(std::string_view path) {
   return dot == std::string_view::npos ? path : path.substr(dot + 1);
 }
 
-// Keys and sections.
 std::vector<std::string_view> all_paths() {
   std::vector<std::string_view> paths;
   for (const Key& key : schema()) {
@@ -28,8 +27,8 @@ std::vector<std::string_view> all_paths() {
   return paths;
 }
 
-// Whether each word of `written` begins a word of `name`: seq_len and
-// sequence_length, batch_size and global_batch_size.
+// Returns true if each word of `written` begins a word of `name`, as in seq_len
+// and sequence_length, or batch_size and global_batch_size.
 bool abbreviates(std::string_view written, std::string_view name) {
   while (!written.empty()) {
     const std::string_view word = written.substr(0, written.find('_'));
@@ -44,8 +43,8 @@ bool abbreviates(std::string_view written, std::string_view name) {
   return true;
 }
 
-// How far `path` is from what was written: 0 is the right leaf in another
-// section, beyond the limit is no likeness.
+// Returns the distance of `path` from the written key. 1 is the right leaf in
+// another section. kNone means that they are not similar.
 int64_t key_distance(std::string_view written, std::string_view path) {
   constexpr int64_t kNone = 1000;
   const auto limit = static_cast<int64_t>(1 + leaf_of(written).size() / 4);

@@ -16,7 +16,6 @@ Position position_of(std::string_view text, size_t offset) {
   return {line + 1, static_cast<int64_t>(offset - line_start) + 1};
 }
 
-// The length of the UTF-8 sequence that starts `text`; 0 if none does.
 size_t sequence_length(std::string_view text) {
   const auto byte = [&](size_t i) -> unsigned {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -75,8 +74,9 @@ bool is_blank(std::string_view text, size_t i) {
          text[i] == '\n' || text[i] == '\r';
 }
 
-// The offset of the quote that ends the scalar opened at `begin`. The parser
-// takes the end of the text for one.
+// Returns the offset of the quote that ends the scalar opened at `begin`.
+// Throws YamlError if there is none, because yaml-cpp accepts the end of the
+// text instead.
 size_t end_of_quoted(std::string_view text, size_t begin) {
   const char quote = text[begin];
   for (size_t i = begin + 1; i < text.size(); ++i) {

@@ -14,8 +14,8 @@ Position to_position(const YAML::Mark& mark) {
   return mark.is_null() ? Position{} : Position{mark.line + 1, mark.column + 1};
 }
 
-// Builds the tree from the parser's events and stops the parser at the first
-// thing that recipes do not use.
+// A handler that builds the tree from yaml-cpp's events. It stops the parser by
+// an exception at the first construct that recipes do not use.
 class TreeBuilder : public YAML::EventHandler {
  public:
   explicit TreeBuilder(std::string_view text) : text_(text) {}
@@ -78,8 +78,8 @@ class TreeBuilder : public YAML::EventHandler {
   void OnMapEnd() override { close(); }
 
  private:
-  // The parser gives "?" to what has no tag and "!" to quoted scalars, but also
-  // to a value that is written with the tag "!".
+  // yaml-cpp passes the tag "?" for a scalar without a tag and "!" for a quoted
+  // one. But it also passes "!" for a value that is written with the tag "!".
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
     const auto offset = static_cast<size_t>(mark.pos);
     const bool written =

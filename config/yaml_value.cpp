@@ -36,7 +36,8 @@ std::string_view without_sign(std::string_view text) {
   return text;
 }
 
-// Whether unsigned `text` is a decimal number of YAML's core schema.
+// Returns true if `text`, which has no sign, is a decimal number of YAML's core
+// schema.
 bool is_decimal(std::string_view text) {
   size_t i = skip_digits(text, 0);
   size_t digits = i;
@@ -65,8 +66,8 @@ bool is_one_of(
   return std::find(words.begin(), words.end(), text) != words.end();
 }
 
-// What YAML's core schema takes an unquoted scalar for. 007 is text: some
-// readers would make it octal.
+// Returns the type of an unquoted scalar in YAML's core schema. 007 is text,
+// because some readers would take it as octal.
 Form form_of(std::string_view text) {
   const std::string_view magnitude = without_sign(text);
   const bool all_digits =
@@ -118,8 +119,6 @@ bool is_scalar(const YamlNode& node) {
       fmt::format("expected {}, found {}{}", expected, describe(node), hint));
 }
 
-// The number that `text`, a plain decimal, stands for; false if T cannot hold
-// it.
 template <class T>
 bool convert(std::string_view text, T& value) {
   if (text.starts_with('+')) {
@@ -130,7 +129,7 @@ bool convert(std::string_view text, T& value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-// " ; write 1000" for 1e3 or 1000.0.
+// Returns "; write 1000" for 1e3 or 1000.0. Empty for other values.
 std::string whole_number_hint(const YamlNode& node) {
   double number = 0;
   if (form_of(node) != Form::kNumber || !convert(node.text, number) ||
@@ -292,7 +291,7 @@ std::string normalized_value(const YamlNode& node) {
     case Form::kWhole:
       return as(int64_t());
     case Form::kNumber:
-    case Form::kNotFinite: // which is refused
+    case Form::kNotFinite: // The conversion refuses it.
       return as(double());
     case Form::kTruth:
       return as(bool());
@@ -318,7 +317,7 @@ std::string write_value(const std::string& value) {
   const auto is_safe = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '/' || c == '.';
   };
-  // "..." would end the document.
+  // A text such as "..." would end the document.
   const bool plain = form_of(std::string_view(value)) == Form::kText &&
                      !value.starts_with('.') &&
                      std::all_of(value.begin(), value.end(), is_safe);

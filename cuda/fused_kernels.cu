@@ -1,5 +1,6 @@
-// The fused ops of dtensor/fused on a GPU: each reads and writes its tensors
-// once, where libtorch's kernels would take two to a dozen passes over memory.
+// The fused ops of dtensor/fused on a GPU. Each kernel reads and writes its
+// tensors once, while libtorch's kernels would take two to a dozen passes over
+// memory.
 
 #include <cassert>
 #include <cmath>
@@ -11,7 +12,7 @@
 namespace weft::cuda {
 namespace {
 
-/// A thread reads and writes 16 bytes at once where memory allows it.
+/// The bytes that a thread reads or writes at once if the alignment allows it.
 constexpr int kPackBytes = 16;
 
 template <class T, int kCount>
@@ -33,7 +34,8 @@ bool is_aligned(const void* pointer) {
 }
 
 /// Calls `run` with a value of the type, the length of a pack and the number of
-/// packs: whole packs where `takes_packs`(length) holds, else single elements.
+/// packs. The packs have kPackBytes if they divide `count` and
+/// `takes_packs`(length) is true, otherwise one element.
 template <class TakesPacks, class Run>
 cudaError_t with_packs(
     Dtype dtype,
@@ -110,7 +112,7 @@ __global__ void swiglu_backward_kernel(
 
 // --- rotary embedding -------------------------------------------------------
 
-/// One thread turns kCount pairs (x[j], x[j + half]) that lie side by side.
+/// One thread rotates kCount pairs (x[j], x[j + half]) of adjacent j.
 template <class T, int kCount>
 __global__ void rotary_kernel(Rotary call, int64_t packs) {
   using Number = typename Rounded<T>::Sum;
@@ -119,7 +121,8 @@ __global__ void rotary_kernel(Rotary call, int64_t packs) {
   const auto* sin = static_cast<const T*>(call.sin);
   auto* output = static_cast<T*>(call.output);
   const int64_t packs_of_row = call.half / kCount;
-  // Backwards, each pair meets the other half's sine with the other sign.
+  // In backward, the signs of the sines are inverted, and each half of a pair
+  // uses the sines of the other half.
   const Number sign = call.transposed ? Number(-1) : Number(1);
   const int64_t sin_of_left = call.transposed ? call.half : 0;
   const int64_t sin_of_right = call.transposed ? 0 : call.half;
@@ -185,8 +188,8 @@ constexpr Number kLowest = std::numeric_limits<Number>::lowest();
 template <class Number>
 constexpr Number kInfinity = std::numeric_limits<Number>::infinity();
 
-/// What is subtracted from the numbers. If all are -inf, it is not -inf, so
-/// that their exponentials are 0.
+/// Returns the number to subtract before exp(). It is finite even if all
+/// numbers are -inf, so that their exponentials are 0 and not NaN.
 template <class Number>
 __device__ Number finite(Number maximum) {
   return maximum < kLowest<Number> ? kLowest<Number> : maximum;
@@ -223,7 +226,8 @@ __device__ Exponentials<typename Rounded<T>::Sum> exponentials_of(
   return {maximum, sum};
 }
 
-/// The column of the row's target, outside of the columns if it is ignored.
+/// Returns the column of the row's target in this shard. It is outside of the
+/// columns if the target is ignored or in another shard.
 __device__ inline int64_t target_column(const ClassRows& call, int64_t row) {
   const int64_t target = call.target[row];
   if (target == call.ignore_index) {
@@ -233,7 +237,7 @@ __device__ inline int64_t target_column(const ClassRows& call, int64_t row) {
   return target - call.first_class;
 }
 
-/// A block computes a row.
+/// One block computes one row at a time.
 template <class T, int kCount>
 __global__ void class_statistics_kernel(
     typename Rounded<T>::Sum* statistics,
@@ -296,7 +300,7 @@ class_gradient_kernel(T* grad, ClassRows call, ClassGradients gradients) {
   }
 }
 
-/// Calls `run` like with_packs(), for rows of which each has whole packs.
+/// Calls `run` like with_packs(), with packs that divide each row.
 template <class Run>
 cudaError_t with_packs_of_rows(
     const ClassRows& call,

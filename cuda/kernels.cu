@@ -8,7 +8,7 @@ namespace {
 
 // --- random numbers ---------------------------------------------------------
 
-/// Where row `row` of the box begins in the whole.
+/// Returns the offset of row `row` of the box in the full tensor.
 __device__ int64_t begin_of_row(const Box& box, int64_t row) {
   const int last = box.ndim - 1;
   int64_t begin = box.offset[last];
@@ -20,8 +20,8 @@ __device__ int64_t begin_of_row(const Box& box, int64_t row) {
   return begin;
 }
 
-/// One thread makes the four numbers of a Philox block and keeps those that
-/// lie in its row. A row of `length` touches at most `spans` blocks.
+/// One thread generates the four numbers of a Philox block and stores those
+/// that are in its row. A row of `length` overlaps at most `spans` blocks.
 template <class T, bool kNormal>
 __global__ void fill_kernel(
     T* data,
@@ -83,7 +83,8 @@ cudaError_t fill_random(
     const Numbers& numbers,
     cudaStream_t stream) {
   Box rows_of = box;
-  if (box.ndim == 0) { // One number, the full tensor's first.
+  if (box.ndim == 0) {
+    // A scalar is the first number of the full tensor.
     rows_of.ndim = 1;
     rows_of.sizes[0] = 1;
   }

@@ -9,11 +9,11 @@
 
 // Note [NCCL's headers]
 // ~~~~~~~~~~~~~~~~~~~~~
-// ProcessGroupNCCL::Options holds NCCL's ncclConfig_t by value, which grows
-// with NCCL's minor versions, and its constructor lies in libtorch. Compiled
-// with another version's nccl.h than libtorch was, this library would make room
-// for too little and have libtorch write behind it. So the versions are
-// compared before anything is made.
+// ProcessGroupNCCL::Options contains NCCL's ncclConfig_t by value, which grows
+// with NCCL's minor versions. Its constructor is in libtorch. If this library
+// were compiled with the nccl.h of another version, it would reserve too little
+// memory and libtorch would write behind it. So nccl_mismatch() compares the
+// versions before an Options is created.
 
 namespace weft::cuda {
 namespace {
@@ -50,8 +50,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group(
       static_cast<int>(group.rank),
       static_cast<int>(group.size),
       std::move(options));
-  // Now, and not in the first collective: what cannot connect reports it at
-  // once.
+  // Connects before the first collective, so that a rank that cannot connect
+  // fails at once.
   nccl->eagerConnectSingleDevice(
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.device)));
   return nccl;

@@ -1,5 +1,5 @@
-// Where there is no nvcc: the callers compute on the CPU or with libtorch's
-// kernels instead.
+// Stubs for a build without nvcc. Their callers then compute on the CPU or with
+// libtorch's kernels.
 #include "cuda/tensor_kernels.h"
 
 namespace weft::cuda {

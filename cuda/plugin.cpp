@@ -1,4 +1,4 @@
-// What libweft_cuda.so exports. See Note [Device library].
+// The exports of libweft_cuda.so. See Note [Device library].
 
 #include <string>
 
@@ -22,7 +22,7 @@ std::string cuda_version(int number) {
   return mesh::detail::concat(number / 1000, ".", number % 1000 / 10);
 }
 
-// Asked of the CUDA runtime itself: libtorch would only say that there is none.
+// Asks the CUDA runtime, because libtorch only reports that there is no device.
 std::string device_problem() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -80,7 +80,7 @@ void use_device(int64_t device) {
 
 int64_t peak_bytes(int64_t device) {
   auto* allocator = c10::cuda::CUDACachingAllocator::get();
-  if (!allocator->initialized()) { // Nothing was ever put on a device.
+  if (!allocator->initialized()) { // The process has not used a device.
     return 0;
   }
   constexpr auto kAll =

@@ -10,10 +10,11 @@
 
 // Note [Side streams]
 // ~~~~~~~~~~~~~~~~~~~
-// A side stream waits for a group's operations one after another and calls
-// host functions in between. It is the group's own and not one of libtorch's
-// pool: NCCL's streams come from that pool, and one group's operations must
-// never wait for another's, which may be in another order on another rank.
+// A side stream waits for a group's operations in order and calls host
+// functions in between. Each group has its own stream and does not take one
+// from libtorch's pool, from which NCCL's streams come. The operations of one
+// group must never wait for those of another, because another rank may start
+// them in another order.
 
 namespace weft::cuda {
 namespace {
@@ -28,7 +29,7 @@ class SideStream {
   }
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
-  // What it still has to call is called: CUDA frees the stream after that.
+  // CUDA frees the stream after the callbacks that are still queued.
   ~SideStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
 
   c10::cuda::CUDAStream get() const {
@@ -40,12 +41,13 @@ class SideStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// On a thread of the driver's, where CUDA must not be called.
+// Runs on a thread of the CUDA driver, where CUDA calls are forbidden.
 void CUDART_CB run(void* data) {
   const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
   try {
     (*callback)();
-  } catch (...) { // Nobody is there to be told.
+  } catch (...) {
+    // A driver thread has no caller to which the error could go.
   }
 }
 
@@ -61,7 +63,8 @@ void call_after(
     std::function<void()> callback) {
   const auto stream = static_cast<SideStream*>(side_stream.get())->get();
   const c10::cuda::CUDAStreamGuard guard(stream);
-  work.synchronize(); // The current stream waits, not the host.
+  // The current stream waits for the work, the host does not.
+  work.synchronize();
   auto owned = std::make_unique<Callback>(std::move(callback));
   C10_CUDA_CHECK(cudaLaunchHostFunc(stream.stream(), run, owned.get()));
   static_cast<void>(owned.release());

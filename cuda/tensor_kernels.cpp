@@ -29,14 +29,16 @@ std::optional<Dtype> kernel_dtype(const at::Tensor& tensor) {
   }
 }
 
-// They are compiled for 8.0 and later, see cmake/FindWeftCuda.cmake.
+// Returns true if the tensor's GPU can run the kernels. They are compiled for
+// 8.0 and later, see cmake/FindWeftCuda.cmake.
 bool has_kernels(const at::Tensor& tensor) {
   constexpr int kOldest = 8;
   return at::cuda::getDeviceProperties(tensor.device().index())->major >=
          kOldest;
 }
 
-// Of one dtype, and element i of each at the same place in memory.
+// Returns true if the tensors have one dtype, and element i of each has the
+// same offset in memory.
 bool are_alike(std::initializer_list<at::Tensor> tensors) {
   const auto& first = *tensors.begin();
   return first.is_non_overlapping_and_dense() && has_kernels(first) &&
@@ -51,7 +53,8 @@ cudaStream_t stream_of(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index());
 }
 
-// What the kernels of the cross entropy read, where they can.
+// Returns the arguments of the cross-entropy kernels, or nullopt if they do not
+// support these tensors.
 std::optional<ClassRows> class_rows(const mesh::ClassLogits& part) {
   const auto& [logits, target, first_class, classes, ignore_index] = part;
   if (logits.dim() != 2 || logits.numel() == 0 || logits.stride(1) != 1 ||

@@ -49,9 +49,11 @@ std::unique_ptr<Dataset> open_text(const config::Recipe& recipe) {
           recipe.data.paths, config::place_of(recipe, "data.paths"))));
 }
 
-// That text which the recipe's tokenizer makes, and reads, is the model's.
+// Checks that the model has all tokens of the recipe's tokenizer, and that this
+// tokenizer wrote the files.
 void check_tokenizer(const config::Recipe& recipe, const FileTokens& tokens) {
-  if (recipe.data.tokenizer == "byte") { // the default: nothing is said
+  if (recipe.data.tokenizer == "byte") {
+    // The default says nothing about the files.
     return;
   }
   const auto tokenizer = tokenizers::open_tokenizer(recipe.data.tokenizer);

@@ -33,9 +33,8 @@ struct Rows {
   mesh::throw_error<DataError>(fmt::format("data file \"{}\"{}", path, reason));
 }
 
-// The text of a file, compressed or not.
 std::string read_unzipped(const std::string& path) {
-  constexpr size_t kMax = 1 << 26; // 400,000 images
+  constexpr size_t kMax = 1 << 26; // The size of 400,000 images.
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
       gzopen(path.c_str(), "rb"), gzclose);
   if (!file) {
@@ -61,7 +60,8 @@ std::string read_unzipped(const std::string& path) {
   return text;
 }
 
-// The next integer of a row, `most` at most; -1: there is none.
+// Takes the next integer of a row. Returns -1 if there is none, or if it is
+// above `most`.
 int take_number(std::string_view& row, int most) {
   int value = -1;
   const char* end = row.data() + row.size();

@@ -39,8 +39,8 @@ std::vector<std::string> sorted(std::vector<std::string> paths) {
   return paths;
 }
 
-// Everything below `folder` that is not a folder, relative to nothing: each
-// path begins with `folder`.
+// Returns the paths of all files below `folder`, except hidden ones. Each path
+// begins with `folder`.
 std::vector<std::string> walk(const std::string& folder) {
   std::vector<std::string> paths;
   fs::recursive_directory_iterator entry(folder);
@@ -64,7 +64,8 @@ std::vector<std::string> simple_glob(const std::string& pattern) {
   return sorted(std::move(paths));
 }
 
-// Whether `pattern` matches the last components of `path`, however many.
+// Returns true if `pattern` matches the last components of `path`, for any
+// number of them.
 bool matches_tail(const std::string& pattern, std::string_view path) {
   size_t begin = 0;
   while (begin != std::string_view::npos) {
@@ -79,7 +80,8 @@ bool matches_tail(const std::string& pattern, std::string_view path) {
   return false;
 }
 
-// Expands a pattern; the component ** matches any number of folders.
+// Returns the paths that match a pattern. The component ** matches any number
+// of folders.
 std::vector<std::string> expand(const std::string& pattern) {
   const size_t stars =
       pattern.starts_with("**/") ? 0 : pattern.find("/**/") + 1;

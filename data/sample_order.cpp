@@ -10,8 +10,8 @@
 namespace weft::data {
 namespace {
 
-// Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number
-// Generators (2014), SplitMix64's finaliser.
+// Returns a hash of `x`. Source: Steele, Lea and Flood, Fast Splittable
+// Pseudorandom Number Generators (2014), SplitMix64's finaliser.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;

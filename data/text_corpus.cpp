@@ -41,7 +41,7 @@ int open_unchanged(const DataFile& file, int64_t offset) {
 
 } // namespace
 
-// Descriptors of the files used last, closed by age.
+// A cache of file descriptors, which closes the least recently used one.
 class TextCorpus::OpenFiles {
  public:
   OpenFiles() = default;

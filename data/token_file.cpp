@@ -20,7 +20,6 @@
 namespace weft::data {
 namespace {
 
-// Calls visit.operator()<T>() with the integer that `type` is.
 template <class Visit>
 auto with_type(TokenType type, const Visit& visit) {
   switch (type) {
@@ -216,7 +215,7 @@ void TokenFile::check_tokens_below(
     std::span<const int64_t> tokens,
     int64_t index,
     int64_t vocab_size) const {
-  uint64_t largest = 0; // of negative ones too
+  uint64_t largest = 0; // A negative token becomes huge.
   for (const int64_t token : tokens) {
     largest = std::max(largest, static_cast<uint64_t>(token));
   }

@@ -55,7 +55,7 @@ Layout raw_layout(const std::string& path, Bytes bytes, TokenType type) {
   return {.type = type, .size = size / unit};
 }
 
-// That a header's number of tokens is the file's.
+// Checks that the number of tokens in a header matches the size of the file.
 void check_length(const std::string& path, Bytes bytes, const Layout& layout) {
   const auto found = static_cast<int64_t>(bytes.size());
   const int64_t expected = layout.begin + layout.size * size_bytes(layout.type);
@@ -116,7 +116,6 @@ Layout llm_c_layout(const std::string& path, Bytes bytes) {
   return layout;
 }
 
-/// Reads FILE.idx.
 class IndexReader {
  public:
   explicit IndexReader(const std::string& path)

@@ -34,22 +34,23 @@ void put(std::string& bytes, T value) {
       fmt::format("cannot write \"{}\": {}", path, reason));
 }
 
-// What is there, of whatever kind: also links to nothing.
+// Returns true if `path` is anything, including a dangling link.
 bool is_there(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(
       std::filesystem::symlink_status(path, ignored));
 }
 
-// The format of the tokens that `weft tokenize` left as `path`; nullopt: it
-// did not write them, as far as their companion tells.
+// Returns the format of the tokens at `path`. Nullopt if their companion file
+// does not show that `weft tokenize` wrote them.
 std::optional<TokenFormat> earlier_format(const std::string& path) {
   try {
     const auto origin = read_origin(path);
     if (origin && origin->format != TokenFormat::kAuto) {
       return origin->format;
     }
-  } catch (const DataError&) { // another program's
+  } catch (const DataError&) {
+    // Another program wrote the companion file.
   }
   return std::nullopt;
 }
@@ -88,7 +89,7 @@ void check_replaceable(const std::string& path, bool force) {
         !std::filesystem::is_regular_file(status)) {
       refuse_output(each, "is not a regular file");
     }
-    // An index may be that of other tokens: x.raw and x.bin share x.idx.
+    // The index may belong to other tokens: x.raw and x.bin share x.idx.
     const bool is_earlier = each == index_path(path)
                                 ? earlier == TokenFormat::kMegatron
                                 : earlier.has_value();
@@ -164,7 +165,8 @@ void TokenWriter::add(std::span<const int64_t> tokens) {
   const auto unit = static_cast<size_t>(size_bytes(type_));
   buffer_.resize(tokens.size() * unit);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    std::memcpy(buffer_.data() + i * unit, &tokens[i], unit); // little-endian
+    // Tokens are little-endian, in memory and in the file.
+    std::memcpy(buffer_.data() + i * unit, &tokens[i], unit);
   }
   write(buffer_.data(), buffer_.size());
   num_tokens_ += static_cast<int64_t>(tokens.size());
@@ -275,8 +277,8 @@ void TokenWriter::finish(TokenOrigin origin) {
   std::vector<std::string> paths = {origin_path(path_), path_};
   if (format_ == TokenFormat::kMegatron) {
     write_index();
-    // After the one that tells whose it is: a run that dies here leaves what
-    // the next one may replace.
+    // The index comes after the file with the origin. If this process dies in
+    // between, the next one sees that it may replace the files.
     paths.insert(paths.begin() + 1, index_path(path_));
   }
   write_origin(std::move(origin));

@@ -57,7 +57,6 @@ std::optional<int64_t> wanted(
   return is_wanted ? token : std::nullopt;
 }
 
-// Reads files as documents and writes their tokens.
 class Job {
  public:
   Job(const tokenizers::Tokenizer& tokenizer,

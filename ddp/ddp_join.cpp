@@ -13,19 +13,21 @@
 
 // Note [Shadowing ranks]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// An iteration begins with a rank's first forward since the last reduction and
-// ends with the next one, whatever is accumulated between. Where forward
-// communicates nothing the shadow of an iteration is that of its reduction: the
-// buckets with zeros, or with what the rank accumulated before it ran out of
-// inputs. Where buffers are brought together, parameters are searched for, or
-// statistics of batch normalization are exchanged, how often depends on the
-// ranks with inputs: they announce each of these, and the reduction, by an
-// event, a small all_reduce that shadows answer with nothing.
+// An iteration begins with a rank's first forward after a reduction and ends
+// with the next reduction, however many micro-batches are accumulated between.
+// If forward does not communicate, a rank without inputs (a shadow) takes part
+// in the reduction only: its buckets hold zeros, or the gradients that it
+// accumulated before it ran out of inputs. Buffer synchronization, the search
+// for unused parameters and the exchange of batch norm statistics happen as
+// often as the ranks with inputs need them. These ranks announce each of them,
+// and the reduction, by an event: a small all_reduce to which shadows
+// contribute 0.
 //
-// Shadows publish the reduced gradients like everybody: optimizers whose state
-// is divided over the replicas step there too. In the end all take the
-// parameters and buffers of a rank that took part in most reductions; for
-// parameters that have a group of their own, of one of that group.
+// Shadows publish the reduced gradients like all ranks, so that optimizers that
+// shard their state over the replicas step there too. In the end all ranks
+// receive the parameters and buffers of a rank that took part in most
+// reductions. Parameters with a group of their own come from a rank of that
+// group.
 
 namespace weft::ddp {
 namespace {
@@ -109,7 +111,7 @@ void DdpJoin::begin_forward(std::optional<int64_t> samples) {
   }
   samples_ += samples.value_or(0);
   if (!state_.reducer) {
-    // Parameters are about to be synchronised, by all.
+    // All ranks are about to synchronize the parameters.
     join_.active_ranks();
   }
 }
@@ -123,7 +125,7 @@ void DdpJoin::send_event(int64_t event) {
       replicas().all_reduce(event_, mesh::ReduceOp::kMax, "join event");
 }
 
-// The event, and of the replicas that sent it the first.
+// Returns the event and the first of the replicas that sent it.
 std::pair<int64_t, int64_t> DdpJoin::read_event() {
   std::exchange(event_work_, std::nullopt)->wait();
   if (event_.is_meta()) {
@@ -160,7 +162,8 @@ void DdpJoin::end_statistics() {
   }
 }
 
-// Gradients of batch normalization are exchanged under no_sync(), too.
+// Announces the backward of batch norm, which exchanges gradients even under
+// no_sync(), where no reduction announces it.
 void DdpJoin::end_forward(const std::vector<at::Tensor>& outputs) {
   end_statistics();
   if (channels_.empty() || !is_open_) {
@@ -194,7 +197,7 @@ void DdpJoin::before_reachable() {
 
 void DdpJoin::begin() {
   if (!is_open_) {
-    // Another backward through the same graph.
+    // This is a second backward through the same graph.
     data_parallel::Join::notify_join_context_async(ddp_);
     is_open_ = true;
   }
@@ -222,7 +225,8 @@ void DdpJoin::send_weights() {
   for (size_t i = 0; i < state_.groups.size(); ++i) {
     weights_.emplace_back();
     weight_works_.emplace_back();
-    // The header has the number of replicas with inputs.
+    // In group 0 the number of replicas with inputs is known from the join
+    // header.
     if (division_ == Division::kBySamples ||
         (division_ == Division::kEffective && i > 0)) {
       join_.active_ranks();
@@ -264,7 +268,8 @@ void DdpJoin::end(bool is_completed, bool has_agreed_error) {
   is_in_statistics_ = false;
   has_agreed_error_ = has_agreed_error;
   trained_ += is_completed ? 1 : 0;
-  // After an error of this rank alone the others are still in the iteration.
+  // After an error of this rank alone, the other ranks are still in the
+  // iteration.
   is_open_ = !is_completed && !has_agreed_error && !state_.reducer->is_shadow();
   samples_ = 0;
 }
@@ -275,7 +280,8 @@ void DdpJoin::shadow_statistics() {
   }
 }
 
-// False if nobody goes on to a reduction.
+// Takes part in events until the reduction. Returns false if no rank with
+// inputs is left to reduce.
 bool DdpJoin::shadow_forward() {
   for (;;) {
     send_event(0);

@@ -64,7 +64,8 @@ Reducer& DistributedDataParallelBase::State::require_reducer(
 
 void DistributedDataParallelBase::State::sync_initial_values(
     const ParameterSelection& selection) const {
-  // PyTorch's older option leaves buffers alone from the start.
+  // broadcast_buffers = false, PyTorch's older option, skips the initial
+  // broadcast of buffers, too.
   const bool has_buffers = options.forward_sync_buffers.has_value() ||
                            options.broadcast_buffers.value_or(true);
   const auto buffers = has_buffers ? selection.buffers
@@ -116,11 +117,10 @@ void DistributedDataParallelBase::State::check_no_hooks_registered() const {
   }
 }
 
-// Those of apply_optimizer_in_backward().
 void DistributedDataParallelBase::State::take_over_optimizers() {
   for (const auto& item : reduced) {
     if (auto found = OptimizerInBackward::of(item.tensor)) {
-      // Once, however many parameters it has.
+      // add_optimizers() ignores an optimizer that another parameter has added.
       add_optimizers(std::move(found));
     }
   }
@@ -129,7 +129,7 @@ void DistributedDataParallelBase::State::take_over_optimizers() {
 void DistributedDataParallelBase::State::add_optimizers(
     std::shared_ptr<OptimizerInBackward> added) {
   for (const auto& other : optimizers) {
-    // Taken over at construction, and registered once more.
+    // It was taken over at construction, or for another parameter.
     if (other->optimizers() == added->optimizers()) {
       return;
     }
@@ -152,7 +152,7 @@ void DistributedDataParallelBase::State::add_optimizers(
     added->take_over(item.tensor);
   }
   optimizers.push_back(std::move(added));
-  // The reducer goes before the parameters do.
+  // The reducer owns this function and is destroyed before the parameters.
   reducer->set_after_reduction([all = optimizers, own = reduced](size_t i) {
     for (const auto& each : all) {
       each->step(own[i].tensor);
@@ -160,7 +160,8 @@ void DistributedDataParallelBase::State::add_optimizers(
   });
 }
 
-// Frozen parameters are not among them: they may be thawed by mistake.
+// Frozen parameters are left out, so that check_known() reports one that is
+// unfrozen later.
 void DistributedDataParallelBase::State::remember_known() {
   known = ids_of(reduced);
   const auto looked_after = ids_of(parameters);

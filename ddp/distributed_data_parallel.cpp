@@ -24,14 +24,13 @@ namespace {
 
 using mesh::ReduceOp;
 
-/// An entry that a hook's state gets: the buckets that it is for.
+/// The key in a comm hook's saved state of the bucket layout it belongs to.
 constexpr const char* kBucketNames = "ddp/buckets";
 
 mesh::ErrorContext where(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
-/// The first tensor that has no values yet, or null.
 const data_parallel::NamedTensor* find_deferred(
     const std::vector<data_parallel::NamedTensor>& tensors) {
   const auto found =
@@ -41,8 +40,6 @@ const data_parallel::NamedTensor* find_deferred(
   return found == tensors.end() ? nullptr : &*found;
 }
 
-/// Forward with max_norm writes to the rows that it looks up, other ones on
-/// each replica.
 void check_embeddings(
     const torch::nn::Module& module,
     const mesh::DeviceMesh& dp) {
@@ -184,7 +181,8 @@ void DistributedDataParallelBase::before_forward(
     if (!needs_backward || state_->dp.size() == 1) {
       throw;
     }
-    // The others may not see it, and would wait.
+    // The other replicas may not see this error and would wait for the
+    // reduction.
     state_->reducer->report(std::current_exception());
   }
   state_->sync_buffers_at(BufferCommHookLocation::PRE_FORWARD);
@@ -240,7 +238,7 @@ void DistributedDataParallelBase::leave_join() {
       state_->reducer->drop_gradients();
     }
   }
-  // Ranks may have ended at different micro-batches.
+  // Ranks may have left the body at different micro-batches.
   state_->require_forward_param_sync = true;
   state_->joined.reset();
 }
@@ -328,8 +326,8 @@ dtensor::StateDict DistributedDataParallelBase::comm_hook_state_dict() const {
   if (own.empty()) {
     return {};
   }
-  // Before there are buckets nothing is kept of them, and the first backward
-  // of a resumed run makes the same ones.
+  // Without buckets the hook has no state of single buckets, and the first
+  // backward of a resumed run makes the same buckets.
   if (state_->reducer->has_buckets()) {
     own.emplace(
         kBucketNames,
@@ -536,7 +534,7 @@ dtensor::StateDict DistributedDataParallelBase::state_dict(
     const std::set<std::string>& ignore) const {
   const auto joint = dtensor::joint_mesh(*state_->module, state_->dp);
   auto state = dtensor::module_state_dict(*state_->module, joint, ignore);
-  // Between forward and backward parameters may be of low precision.
+  // Parameters have low precision between forward and backward.
   for (const auto& item : state_->module->named_parameters()) {
     const auto full = state_->reducer
                           ? state_->reducer->full_precision(item.value())

@@ -69,7 +69,6 @@ void check_ignored_exist(
   }
 }
 
-/// A parameter may not lie on the mesh over which it is replicated.
 void check_mesh(
     const data_parallel::NamedTensor& item,
     const mesh::DeviceMesh& dp,
@@ -147,7 +146,7 @@ std::vector<ReductionGroup> groups_of(
   return groups;
 }
 
-/// Into groups_of(), for a parameter.
+/// Returns the index in groups_of() of a parameter's group.
 size_t group_of(
     const DistributedDataParallelOptions& options,
     const std::string& name) {
@@ -241,7 +240,6 @@ void check_delayed(
       "all replicas. Leave it out of one of the two.");
 }
 
-/// Fully qualified names of the parameters of normalization modules.
 std::set<std::string> names_in_norms(const torch::nn::Module& module) {
   std::set<std::string> names;
   for (const auto& item : module.named_modules()) {
@@ -256,7 +254,6 @@ std::set<std::string> names_in_norms(const torch::nn::Module& module) {
   return names;
 }
 
-/// Sets in which dtypes parameters are computed with and reduced.
 void select_precision(
     const torch::nn::Module& module,
     const MixedPrecision& precision,

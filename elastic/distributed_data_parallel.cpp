@@ -16,7 +16,7 @@ class ManagerHook final : public data_parallel::CommHook {
 
   std::string name() const override { return "elastic"; }
   bool divides() const override { return false; }
-  /// There is no step yet.
+  /// The hook is registered before a step begins, so it cannot be tried.
   bool can_be_tried() const override { return false; }
   data_parallel::BucketFuture run(
       const data_parallel::GradBucket& bucket) override {

@@ -116,7 +116,8 @@ bool Lanes::has_one_each() const {
       lanes_of_, [](const Share& lanes) { return lanes.size() == 1; });
 }
 
-/// The rank that has all lanes, if one has: the only group that counts.
+/// Returns the rank that has all lanes, if one has. Only its group's gradients
+/// count then.
 std::optional<int64_t> Lanes::only_rank() const {
   const auto it = std::ranges::find_if(
       lanes_of_, [this](const Share& lanes) { return lanes.size() == count_; });
@@ -139,12 +140,12 @@ void copy_back(const at::Tensor& flat, const at::Tensor& tensor) {
   }
 }
 
-/// The sum of some rows over the ranks, in the order of ranks and of their
-/// rows.
+/// A sum over the ranks of rows of equal size, added in the order of ranks and,
+/// within a rank, of its rows.
 class RowSum {
  public:
-  /// `rows` are those of this rank, `rows_of` their number on each rank, in
-  /// which at least one is not 0.
+  /// `rows_of` is the number of rows on each rank. At least one number is not
+  /// 0.
   RowSum(
       mesh::Communicator group,
       std::vector<int64_t> rows_of,
@@ -211,7 +212,6 @@ class RowSum {
 
 } // namespace
 
-/// The rows of this group's earlier lanes, of which each is like `own`.
 std::vector<at::Tensor> Lanes::take_earlier(
     const std::string& key,
     const at::Tensor& own,

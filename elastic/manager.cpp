@@ -21,21 +21,21 @@
 // Note [Ranks of a group]
 // ~~~~~~~~~~~~~~~~~~~~~~~
 // To the lighthouse a group is one member, for which its rank 0 speaks: the
-// leader. The ranks of a group take each decision together: whatever may differ
-// between them (did this rank meet its peers of the other groups, are its
-// gradients complete) they put to a vote, and what the leader alone knows
-// (which epoch comes, whether a step is committed) it tells them, over the
-// group's own world. So:
-//  - Collectives inside a group always come to their end: the failure of one
-//    among the groups is kept for the vote.
+// leader. The ranks of a group take each decision together, over the world of
+// the group. They vote on what may differ between them (whether this rank met
+// its peers of the other groups, whether its gradients are complete). The
+// leader broadcasts what it alone knows (which epoch comes, whether a step is
+// committed). So:
+//  - Collectives inside a group always complete: a failure of one among the
+//    groups is kept for the vote.
 //  - A group is prepared for a step when all its ranks have voted for it (a
-//    message of the caller's may carry the votes). Then the leaders of the
-//    groups tell each other; when that is over, all ranks of all groups have
+//    message of the caller may carry the votes). Then the leaders of the groups
+//    exchange a message. When that is complete, all ranks of all groups have
 //    complete gradients.
-//  - The lighthouse's news reach every rank, so that each aborts its own
+//  - Replies of the lighthouse reach every rank, so that each aborts its own
 //    collectives at once.
-//  - If a rank is lost, the group's world fails on the others, and weftrun ends
-//    them.
+//  - If a rank is lost, the group's world fails on the other ranks, and weftrun
+//    ends them.
 
 namespace weft::elastic {
 namespace {
@@ -44,7 +44,8 @@ using mesh::CommError;
 using mesh::throw_error;
 using Phase = lighthouse::Member::Phase;
 
-/// A quarter of the time after which a group without a report is suspected.
+/// The interval of reports: a quarter of the time after which the lighthouse
+/// suspects a silent group.
 constexpr lighthouse::Time kHeartbeat =
     lighthouse::LighthouseOptions().suspect / 4;
 
@@ -57,8 +58,8 @@ mesh::World checked(mesh::World world) {
   return world;
 }
 
-/// The mesh to which the state of a module and its optimizer belongs: that of
-/// its DTensors, else one of all ranks.
+/// Returns the mesh of the state of a module and its optimizer: the root mesh
+/// of its DTensors, or one of all ranks if it has none.
 mesh::DeviceMesh mesh_of(
     const torch::nn::Module& module,
     const mesh::World& world) {
@@ -70,7 +71,6 @@ mesh::DeviceMesh mesh_of(
   return mesh::DeviceMesh::create(world, {world.world_size()}, {"ranks"});
 }
 
-/// Throws: c10::ValueError naming a layer whose forward changes its buffers.
 void check_buffers(const torch::nn::Module& module) {
   for (const auto& item : module.named_modules("", /*include_self=*/true)) {
     const auto buffers = item.value()->named_buffers(/*recurse=*/false);
@@ -184,7 +184,7 @@ int64_t Manager::epochs() const {
   return epochs_;
 }
 
-// The other threads: what the lighthouse says, and the heartbeat.
+// Functions of other threads: replies of the lighthouse, and the heartbeat.
 
 void Manager::follow(const lighthouse::Reply& reply) {
   const Lock lock(mutex_);
@@ -209,7 +209,7 @@ void Manager::follow(const lighthouse::Reply& reply) {
   changed_.notify_all();
 }
 
-/// Whether this group is to leave an epoch, or has left it.
+/// Returns true if this group must leave an epoch or has left it.
 bool Manager::has_ended(const lighthouse::EpochNumber& epoch) const {
   return leads() ? member_.phase() == Phase::kOutside ||
                        member_.epoch().number != epoch
@@ -258,9 +258,8 @@ void Manager::leave(Lock& lock) {
   }
 }
 
-// The ranks of a group.
+// Decisions of the ranks of a group.
 
-/// Whether something holds on all ranks of the group.
 bool Manager::is_on_all_ranks(bool holds) {
   if (world_.world_size() == 1) {
     return holds;
@@ -270,7 +269,6 @@ bool Manager::is_on_all_ranks(bool holds) {
   return count.item<int64_t>() == world_.world_size();
 }
 
-/// Returns the leader's values on all ranks of the group.
 std::vector<int64_t> Manager::from_leader(std::vector<int64_t> values) {
   if (world_.world_size() == 1) {
     return values;
@@ -281,7 +279,7 @@ std::vector<int64_t> Manager::from_leader(std::vector<int64_t> values) {
   return {data, data + tensor.numel()};
 }
 
-/// From now on the other groups wait for this one.
+/// Starts the reports of this group, after which other groups wait for it.
 void Manager::begin() {
   is_begun_ = true;
   if (link_->group().is_restarted) {
@@ -292,7 +290,6 @@ void Manager::begin() {
   }
 }
 
-/// The error of a decision that failed in the vote.
 std::exception_ptr Manager::error_of_another_rank() {
   try {
     throw_error<CommError>(

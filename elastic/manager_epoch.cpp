@@ -1,5 +1,5 @@
-// How a replica group gets from one epoch into the next, with the state of the
-// others. See Note [Ranks of a group] in elastic/manager.cpp.
+// The way of a replica group into an epoch, and the state that it gets there
+// from the other groups. See Note [Ranks of a group] in elastic/manager.cpp.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -25,8 +25,8 @@ using Phase = lighthouse::Member::Phase;
 
 } // namespace
 
-/// Enters the next epoch that comes about. Returns true if it begins after the
-/// step that this group is prepared for.
+/// Blocks until this group has entered an epoch. Returns true if the epoch
+/// begins after the step that this group is prepared for.
 bool Manager::enter_next_epoch() {
   while (true) {
     const auto place = next_place();
@@ -45,8 +45,8 @@ bool Manager::enter_next_epoch() {
   }
 }
 
-/// Waits for the next epoch, on the other ranks for a second at most: they wait
-/// in a collective.
+/// Waits for the next epoch. Returns nullopt after a second without one,
+/// because the other ranks of the group wait in a collective meanwhile.
 std::optional<Manager::Place> Manager::next_place() {
   constexpr std::chrono::seconds kPatience(1);
   Place place;
@@ -84,7 +84,6 @@ std::optional<Manager::Place> Manager::next_place() {
   return Place{.number = entered_.number, .rank = told[3], .groups = told[4]};
 }
 
-/// Meets the other groups of an epoch and enters it.
 Manager::Entry Manager::try_to_enter(const Place& place) {
   std::exception_ptr error;
   try {
@@ -100,7 +99,7 @@ Manager::Entry Manager::try_to_enter(const Place& place) {
       leave(lock);
     }
     lock.unlock();
-    if (is_own) { // Nobody has ended the meeting.
+    if (is_own) { // The lighthouse did not end the epoch.
       count_failure(error ? error : error_of_another_rank());
     }
     return {};
@@ -157,8 +156,8 @@ void Manager::meet(const Place& place) {
   group_ = world.group();
 }
 
-/// Compares what the groups have registered, and starts to give the state to
-/// those that came without it. Returns whether this group can begin a step.
+/// Compares the registered states of the groups, and starts to send the state
+/// to groups without it. Returns true if this group can begin a step.
 bool Manager::compare_states() {
   std::exception_ptr error;
   int64_t with_state = 0;
@@ -171,7 +170,8 @@ bool Manager::compare_states() {
         "state");
     const auto have_state = all.select(1, 0);
     with_state = have_state.sum().item<int64_t>();
-    // Without any, all begin from the newest checkpoint that one has loaded.
+    // If no group has a state, all begin from the newest checkpoint that a
+    // group has loaded.
     const auto source = (with_state > 0 ? have_state : all.select(1, 2))
                             .argmax()
                             .item<int64_t>();
@@ -193,7 +193,7 @@ bool Manager::compare_states() {
       }
     }
     set_counting(counts);
-  } catch (const CommError&) { // Most often, a group was lost meanwhile.
+  } catch (const CommError&) { // Usually a group was lost.
     error = std::current_exception();
   }
   const bool has_arrived = is_on_all_ranks(!error);
@@ -224,7 +224,7 @@ bool Manager::compare_states() {
   return true;
 }
 
-/// `counts` tells of each group whether its gradients count.
+/// Sets which groups' gradients count. `counts` has one element per group.
 void Manager::set_counting(const std::vector<bool>& counts) {
   const auto rank = group_->rank();
   counting_groups_ = std::ranges::count(counts, true);
@@ -235,7 +235,7 @@ void Manager::set_counting(const std::vector<bool>& counts) {
   lanes_.divide(counts, rank);
 }
 
-/// Connects the groups without state with the one that sends it.
+/// Connects the groups without state with the group `source`, which sends it.
 void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
   std::vector<int64_t> ranks = {source};
   for (int64_t rank = 0; rank < have_state.numel(); ++rank) {
@@ -258,7 +258,7 @@ void Manager::start_transfer(int64_t source, const at::Tensor& have_state) {
       state_, world->make_group("state", ranks), std::move(buffers_));
 }
 
-/// `numbers` are those of the replica groups, in the order of ranks.
+/// `numbers` are the numbers of the replica groups in the order of ranks.
 void Manager::record_quorum(const at::Tensor& numbers) {
   lighthouse::Time left;
   {
@@ -276,8 +276,9 @@ bool Manager::are_too_few() const {
   return group_->size() < options_.min_groups;
 }
 
-/// The groups have waited for others. They end together, so that none begins
-/// again before the state is saved. Returns if the group that saves is lost.
+/// Ends the run after the groups have waited for other groups. The groups end
+/// together, so that none starts again before the state is saved. Throws,
+/// unless the group that saves the state is lost.
 void Manager::end_with_too_few() {
   const bool saves = has_state_ && position_ == 0 && options_.save;
   if (saves) {
@@ -301,7 +302,8 @@ void Manager::end_with_too_few() {
       step()));
 }
 
-/// Leaves the epoch that was entered, unless a newer one is to be entered.
+/// Leaves the entered epoch, unless the leader already has a newer one to
+/// enter.
 void Manager::leave_entered_epoch() {
   Lock lock(mutex_);
   if (!leads() || member_.epoch().number == entered_.number) {

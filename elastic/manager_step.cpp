@@ -1,5 +1,5 @@
-// A step of the replica groups: what they add, and whether they apply it. See
-// Note [Ranks of a group] in elastic/manager.cpp.
+// A step of the replica groups: its sums, and the decision whether to apply it.
+// See Note [Ranks of a group] in elastic/manager.cpp.
 #include <chrono>
 #include <string>
 #include <utility>
@@ -18,13 +18,13 @@ namespace {
 using mesh::CommError;
 using Phase = lighthouse::Member::Phase;
 
-/// What the groups tell each other when all are prepared for a step: whether
-/// one leaves, and a hash that those with the state must have alike. Sums are
-/// enough for that: n numbers are equal if n times the sum of their squares is
-/// the square of their sum.
+/// The message of the groups that are prepared for a step: whether a group
+/// leaves, and a hash that must be equal in all groups with the state. Sums are
+/// enough to compare it: n numbers are equal if n times the sum of their
+/// squares is the square of their sum.
 class ReadyGroups {
  public:
-  /// Without a hash this group takes no part in the comparison.
+  /// A group without a hash is not compared.
   ReadyGroups(bool leaves, std::optional<uint64_t> hash)
       : sums_(at::zeros({2 + 2 * kPieces}, at::kLong)) {
     auto* sums = sums_.mutable_data_ptr<int64_t>();
@@ -37,7 +37,7 @@ class ReadyGroups {
       sums[3 + 2 * i] = piece * piece;
     }
   }
-  /// To be added over the groups, in place.
+  /// The tensor that the caller sums over the groups in place.
   const at::Tensor& sums() const { return sums_; }
   bool any_leaves() const { return at(0) > 0; }
   bool are_alike() const {
@@ -50,7 +50,7 @@ class ReadyGroups {
   }
 
  private:
-  // The products above do not overflow for fewer than 2^13 groups.
+  // The products in are_alike() do not overflow for fewer than 2^13 groups.
   static constexpr int64_t kBits = 18;
   static constexpr int64_t kPieces = 3;
   int64_t at(int64_t i) const { return sums_.const_data_ptr<int64_t>()[i]; }
@@ -89,7 +89,7 @@ std::pair<int64_t, int64_t> Step::lanes() const {
 }
 
 LaneScope Step::enter_lane(int64_t lane) {
-  lanes(); // There are some.
+  lanes(); // Throws if there are no lanes.
   manager_.lanes_.enter(lane);
   return LaneScope(manager_.lanes_);
 }
@@ -147,8 +147,8 @@ Step Manager::begin_step() {
   }
 }
 
-/// Whether the step would fail, as far as a group of one rank knows without a
-/// message. Several ranks find it in the vote.
+/// Returns true if the step is known to fail. Only a group of one rank knows
+/// this without a message. Several ranks learn it in the vote.
 bool Manager::is_known_to_fail() const {
   const std::lock_guard lock(mutex_);
   return world_.world_size() == 1 && has_ended(entered_.number);
@@ -187,7 +187,7 @@ std::function<void()> Manager::start_sum(
       }
     });
   }
-  // Also a failed one keeps the tensor until nothing writes to it any more.
+  // After a failure, too, the tensor must live until nothing writes to it.
   return [this, wait = std::move(wait)] {
     if (wait) {
       keep_failure(wait);
@@ -205,9 +205,9 @@ std::function<void()> Manager::start_group_sum(
   return wait_of(group_->all_reduce(tensor, mesh::ReduceOp::kSum, name));
 }
 
-/// The only group that counts has the sum and sends it to those that get the
-/// state: between two parts of the state if it is needed now, and else after
-/// it, which takes no time from computing threads.
+/// Sends the sum from the only group that counts to the groups that receive the
+/// state. If the sum is needed now, it goes between two slices of the state.
+/// Otherwise it follows the state, which takes no time from computing threads.
 std::function<void()> Manager::send_sum(
     const at::Tensor& tensor,
     std::string_view name,
@@ -218,7 +218,8 @@ std::function<void()> Manager::send_sum(
   return wait_of(group_->broadcast(tensor, first_counting_, name));
 }
 
-/// Runs a part of a collective of the step, unless one has failed.
+/// Runs a part of a collective of the step and keeps its CommError for the
+/// vote. Does nothing if this group has left the epoch.
 void Manager::keep_failure(const std::function<void()>& run) {
   if (!group_) {
     return;
@@ -253,7 +254,7 @@ bool Manager::commit_step(std::optional<bool> are_all_prepared) {
   return applies;
 }
 
-/// Prepares the step and applies it if all groups are prepared.
+/// Prepares the step, and commits it if all groups are prepared.
 bool Manager::is_committed(std::optional<bool> are_all_prepared) {
   const bool is_prepared = this->is_prepared();
   WEFT_CHECK(
@@ -280,7 +281,8 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
       leaves = member_.leaves_after_step() || leaves_after_step_;
       member_.prepare();
       lock.unlock();
-      // A late group has the numbers of the one that sends them.
+      // A group that just received the state has the numbers of its sender, so
+      // it is not compared.
       ReadyGroups ready(
           leaves,
           takes_state ? std::nullopt : std::optional(state_.hash_of_numbers()));
@@ -309,7 +311,7 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
   transfer_.reset();
   Lock lock(mutex_);
   ++step_;
-  if (decision[1] != 0) { // All leave, to let others in, or one go.
+  if (decision[1] != 0) { // All groups leave, so that one can join or end.
     has_left_for_good_ = leaves_after_step_;
     leave(lock);
     lock.unlock();
@@ -319,8 +321,8 @@ bool Manager::is_committed(std::optional<bool> are_all_prepared) {
 }
 
 /// Throws the error if the same groups have failed three times in a row without
-/// a step that was applied: no loss of a group explains it. The leader counts
-/// for all ranks of its group.
+/// an applied step, because the loss of a group does not explain that. The
+/// leader counts for all ranks of its group.
 void Manager::count_failure(const std::exception_ptr& error) {
   constexpr int64_t kMost = 3;
   failures_ = entered_.members == failed_groups_ ? failures_ + 1 : 1;
@@ -347,9 +349,9 @@ bool Manager::is_prepared() {
   return !step_error_;
 }
 
-/// A loop may set a rate, or change other registered state, after begin_step(),
-/// when a late group was already being sent the state: it gets what the step is
-/// committed with.
+/// Sends state that changed since the transfer to late groups began, e.g. a
+/// learning rate that the caller set after begin_step(). They must have the
+/// state with which the step is committed.
 void Manager::send_changes() {
   const bool has_late_groups = group_ && counting_groups_ < group_->size();
   if (transfer_ && has_late_groups && !step_error_ &&
@@ -358,7 +360,6 @@ void Manager::send_changes() {
   }
 }
 
-/// Makes what has arrived the state of this rank.
 void Manager::take_state() {
   transfer_->load();
   has_state_ = true;

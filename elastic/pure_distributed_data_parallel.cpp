@@ -18,9 +18,10 @@ PureDistributedDataParallel::PureDistributedDataParallel(
         tensor,
         tensor.register_hook(
             [&manager, name = parameter.key()](const at::Tensor& gradient) {
-              // Autograd may use its own for other tensors, too.
+              // Autograd may also use the gradient's memory for other tensors.
               auto sum = gradient.clone();
-              // The sum of Partial gradients is Partial.
+              // The sum of Partial gradients is Partial, so local tensors can
+              // be added.
               manager.all_reduce(data_parallel::local_part(sum), name);
               return sum;
             }));

@@ -89,7 +89,8 @@ std::optional<Quorum> QuorumRecorder::take() {
   return std::exchange(is_taken_, true) ? std::nullopt : std::optional(last_);
 }
 
-// "TIME WHY", by the clock that all processes of the host have.
+// Reads when and why a group ended from the store, where it is "TIME WHY". All
+// processes of the host share the clock.
 std::optional<QuorumRecorder::Ended> QuorumRecorder::ended(
     lighthouse::GroupId group) const {
   const auto store = link_->store();

@@ -14,7 +14,6 @@
 namespace weft::elastic {
 namespace {
 
-/// The first line in which two texts differ, of each.
 std::pair<std::string, std::string> first_difference(
     const std::string& one,
     const std::string& other) {
@@ -75,7 +74,7 @@ void SharedState::check_numbers(mesh::Communicator& group, int64_t step) const {
   const auto texts =
       mesh::all_gather_text(group, describe_numbers(), "numbers");
   try {
-    group.barrier("numbers"); // Nobody leaves before all have the texts.
+    group.barrier("numbers"); // No rank may leave before all have the texts.
   } catch (const mesh::CommError&) {
   }
   for (size_t rank = 1; rank < texts.size(); ++rank) {
@@ -123,7 +122,7 @@ void SharedState::check_alike(mesh::Communicator& group, int64_t source) const {
   }
   const auto texts = mesh::all_gather_text(group, own, "states");
   try {
-    group.barrier("states"); // Nobody leaves before all have the texts.
+    group.barrier("states"); // No rank may leave before all have the texts.
   } catch (const mesh::CommError&) {
   }
   const auto& expected = texts[static_cast<size_t>(source)];

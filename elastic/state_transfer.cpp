@@ -21,11 +21,12 @@
 namespace weft::elastic {
 namespace {
 
-/// Small enough for the collectives of the step to come between two slices.
+/// The size of a slice in bytes. It is small, so that collectives of the step
+/// can run between two slices.
 constexpr int64_t kSliceBytes = int64_t{4} << 20;
 
-/// Gives this thread the lowest priority. It gets all of the processor time
-/// when the computing threads wait for the end of the transfer.
+/// Gives this thread the lowest priority. It still gets all of the processor
+/// time while the computing threads wait for the end of the transfer.
 void yield_to_training() {
   constexpr int kLowest = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowest);
@@ -56,9 +57,9 @@ uint64_t hash_of_bits(const at::Tensor& message) {
   return sum;
 }
 
-/// Gives `to` the content of `from`, which is of no use afterwards. Takes the
-/// memory in place of copying where it can: every tensor that shares `to`'s
-/// storage sees it.
+/// Moves the content of `from` to `to`; the caller must not use `from`
+/// afterwards. Swaps their memory instead of copying if possible. Tensors that
+/// share the storage of `to` then see the new content.
 void take_content(const at::Tensor& to, const at::Tensor& from) {
   if (has_storage_of_its_own(to) && has_storage_of_its_own(from) &&
       to.nbytes() == from.nbytes()) {
@@ -181,7 +182,6 @@ void StateTransfer::send_changes() {
   }).get();
 }
 
-/// Waits for what to do next. Empty at the end.
 std::optional<StateTransfer::Message> StateTransfer::next_message() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return is_closed_ || !messages_.empty(); });
@@ -214,7 +214,7 @@ void StateTransfer::run() {
   pthread_setname_np(pthread_self(), "weft_state");
   yield_to_training();
   const at::NoGradGuard no_grad;
-  // A thread that waits may destroy this object as soon as it is told.
+  // A waiting thread may destroy this object once the promise is set.
   const auto is_done = [this](std::promise<void> done) {
     {
       const std::lock_guard lock(mutex_);
@@ -232,7 +232,7 @@ void StateTransfer::run() {
         message->run();
       }
       auto sent = std::move(message->sent);
-      message.reset(); // The tensors are the caller's alone.
+      message.reset(); // Frees its tensors before the caller continues.
       is_done(std::move(sent));
     }
   } catch (...) {
@@ -268,7 +268,6 @@ void StateTransfer::transfer_state() {
                       .count();
 }
 
-/// Throws: mesh::CommError if the hash of rank 0 is another one.
 void StateTransfer::check_hash(uint64_t sum) {
   const auto expected = at::tensor({static_cast<int64_t>(sum)});
   group_.broadcast(expected, 0, "hash of the state").wait();
@@ -279,7 +278,6 @@ void StateTransfer::check_hash(uint64_t sum) {
   }
 }
 
-/// What is sent of a tensor, or the memory for it.
 at::Tensor StateTransfer::message_for(const at::Tensor& local) {
   if (sends()) {
     return local.cpu().contiguous();
@@ -289,7 +287,7 @@ at::Tensor StateTransfer::message_for(const at::Tensor& local) {
              : at::empty(local.sizes(), local.options().device(at::kCPU));
 }
 
-/// Sends or receives a tensor. Returns hash_of_bits() of it.
+/// Sends or receives a tensor. Returns its hash_of_bits().
 uint64_t StateTransfer::transfer(
     const at::Tensor& message,
     const std::string& name) {

@@ -1,12 +1,13 @@
-// Elastic training: replica groups that go on when one of them is killed.
+// Elastic training: replica groups that continue when one of them is killed.
 //
 //   weftrun --nproc-per-node 3 --replica-size 1 --max-restarts 9 --
 //     example_elastic 500 20
 //
-// trains 500 steps of at least 20 ms. Kill one of the processes: the others go
-// on, and it comes back a second later. Each group prints the steps that it
-// applies, and its weights at the end. With --nproc-per-node 6 --replica-size 2
-// the model is divided over the two ranks of each group.
+// trains 500 steps of at least 20 ms. Kill one of the processes: the other
+// groups continue, and weftrun restarts the killed one a second later. Each
+// group prints the steps that it applies, and its weights at the end. With
+// --nproc-per-node 6 --replica-size 2 the model is divided over the two ranks
+// of each group.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
-// Trains one model twice from the same weights, with every parameter on every
-// rank and with each rank holding its rows alone, and compares the weights.
+// Trains one model twice from the same weights and compares the results. One
+// run has every parameter on every rank. In the other one each rank holds only
+// its rows.
 //
 //   weftrun --nproc-per-node 4 -- build/bin/example_fully_sharded
 #include <cstdio>
@@ -22,7 +23,7 @@ Sequential build() {
       Functional(torch::relu),
       Linear(100, 100),
       Linear(100, 70),
-      // In place, on a view of what the linear before it gave.
+      // An in-place op on a view of the previous layer's output.
       Functional([](const at::Tensor& x) {
         return x.view({-1, 70}).mul_(2);
       }),
@@ -31,7 +32,6 @@ Sequential build() {
       Linear(31, 10));
 }
 
-// Twenty steps of AdamW on batches of this rank's own.
 template <class Model>
 std::vector<at::Tensor> train(Model& model, int64_t rank) {
   torch::optim::AdamW optimizer(model.module().parameters(), /*lr=*/1e-2);

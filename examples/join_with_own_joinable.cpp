@@ -1,9 +1,10 @@
-// Uneven inputs: a joinable of one's own beside DistributedDataParallel.
+// Uneven inputs: a user-defined Joinable together with DistributedDataParallel.
 //
 //   weftrun --nproc-per-node 3 -- example_join
 //
-// Rank r has 4 + 2 r batches. SampleCounter counts, over all ranks, the samples
-// of each iteration: a collective that ranks without batches must take part in.
+// Rank r has 4 + 2 r batches. SampleCounter counts the samples of each
+// iteration over all ranks. This is a collective, in which ranks without
+// batches must take part.
 #include <cstdio>
 #include <memory>
 
@@ -25,7 +26,7 @@ class SampleCounter : public data_parallel::Joinable {
  public:
   explicit SampleCounter(mesh::DeviceMesh dp) : dp_(std::move(dp)) {}
 
-  /// Once an iteration. Collective: all replicas.
+  /// Adds the samples of one iteration. Collective: all replicas.
   void count(int64_t samples) {
     data_parallel::Join::notify_join_context(*this);
     add(samples);

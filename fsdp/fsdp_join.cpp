@@ -130,7 +130,7 @@ void FsdpJoin::end_backward(bool is_complete) {
 }
 
 void FsdpJoin::main_hook() {
-  // What this rank began before it ran out of inputs goes on.
+  // This rank follows the rest of an iteration that it may have begun.
   is_open_ = false;
   has_reduced_ = false;
   set_divisor();
@@ -156,7 +156,7 @@ void FsdpJoin::main_hook() {
         schedule_.follow_end_of_backward();
         has_reduced_ = true;
         return;
-      default: // The end of a forward, or of all inputs.
+      default: // kEndOfInference, or no rank has inputs.
         return;
     }
   }

@@ -33,8 +33,8 @@ std::string name_in_unit(
       "\"{}\" of a {}", parameter, dtensor::module_type_name(module));
 }
 
-/// Throws unless `parameter` of `module` can be sharded over the mesh dim `dim`
-/// too: another unit or parallelize_module() may use it already.
+/// Throws unless `parameter` of `module` can be sharded over the mesh dim
+/// `dim`, too. Another unit or parallelize_module() may already use the dim.
 void check_mesh_dim_is_free(
     const data_parallel::NamedTensor& parameter,
     const torch::nn::Module& module,
@@ -68,7 +68,6 @@ void check_mesh_dim_is_free(
       "\".");
 }
 
-/// Returns where a parameter of `module` lies in both forms.
 ShardedPlacement placement_of(
     const data_parallel::NamedTensor& parameter,
     const torch::nn::Module& module,

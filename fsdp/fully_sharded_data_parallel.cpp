@@ -27,8 +27,9 @@ mesh::ErrorContext context(const mesh::DeviceMesh& dp) {
   return {dp.describe_rank()};
 }
 
-// The group of `size` adjacent ranks of the dim that shards: a dim of the root
-// mesh with that dim in two. Collective: all ranks of the root mesh.
+// Returns the group of `size` adjacent ranks of the sharding mesh dim. It is a
+// dim of a copy of the root mesh in which that dim is split in two. Collective:
+// all ranks of the root mesh.
 mesh::Communicator adjacent_group(const mesh::DeviceMesh& dp, int64_t size) {
   const auto root = dp.root();
   const auto dim = root.mesh_dim(shard_mesh(dp).mesh_dim_names().front());
@@ -45,7 +46,7 @@ struct NamedDeclaration {
   std::shared_ptr<UnitDeclaration> unit;
 };
 
-/// The units in the order of their modules' registration.
+/// Appends the units to `found` in the order in which modules are registered.
 void find_units(
     const torch::nn::Module& module,
     const std::string& name,
@@ -110,7 +111,8 @@ FullyShardedDataParallelBase::State::parameter_names() const {
   return names;
 }
 
-// With what every rank knows, before anything is gathered.
+// Checks, before anything is gathered, that the units are valid and that all
+// ranks have the same.
 void FullyShardedDataParallelBase::State::check_units(
     const std::vector<NamedDeclaration>& units) const {
   const auto names = parameter_names();
@@ -308,7 +310,8 @@ FullyShardedDataParallelBase::FullyShardedDataParallelBase(
   state_->options = schedule;
 }
 
-// The module may be used without this.
+// The module remains usable after the wrapper is destroyed, so its units are
+// resharded.
 FullyShardedDataParallelBase::~FullyShardedDataParallelBase() {
   if (state_ && state_->schedule) {
     state_->schedule->abandon();
@@ -325,11 +328,12 @@ NoSyncGuard FullyShardedDataParallelBase::no_all_reduce() {
 
 void FullyShardedDataParallelBase::synchronize_parameters() {
   if (!state_->schedule) {
-    // Units outlive the scope of a first forward that only infers.
+    // The first forward may run in InferenceMode, which the units outlive.
     const c10::InferenceMode normal(/*enabled=*/false);
     state_->schedule = state_->make_schedule();
-    // What parameters had before they moved into their units' messages is as
-    // much as they have now, in holes that the allocator keeps.
+    // The memory that parameters had before they moved into the messages of
+    // their units is as large as their present memory. The allocator keeps it
+    // as free blocks.
     base::release_freed_memory();
   }
 }
@@ -429,8 +433,9 @@ FullyShardedDataParallelBase::join_hook(
       "join_hook",
       context(state_->dp),
       "no Join is running. Pass the wrapped model to Join and call run().");
-  // A rank may have no inputs at all. A unit that is still unsharded after a
-  // forward would be gathered by no rank, and stay so on those without inputs.
+  // Ranks without any inputs never call forward, so all ranks make the schedule
+  // here. A unit that is still unsharded after an earlier forward would not be
+  // gathered again, and would stay unsharded on ranks without inputs.
   synchronize_parameters();
   state_->schedule->reshard_all();
   state_->joined = std::make_shared<FsdpJoin>(

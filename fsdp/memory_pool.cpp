@@ -15,7 +15,7 @@ at::DataPtr MemoryPool::take(int64_t bytes, c10::Device device) {
     bytes_in_use_ = in_use;
     peak_bytes_in_use_ = peak;
   };
-  // The last that was given back is the likeliest to be in a cache.
+  // The most recently returned memory is the likeliest to be in a cache.
   for (size_t i = free_.size(); i-- > 0;) {
     if (free_[i].first == bytes && free_[i].second.device() == device) {
       auto memory = std::move(free_[i].second);
@@ -25,14 +25,14 @@ at::DataPtr MemoryPool::take(int64_t bytes, c10::Device device) {
       return memory;
     }
   }
-  // Room for what is about to be new.
+  // Frees unused memory, so that new memory does not raise the peak.
   while (!free_.empty() && free_bytes_ + in_use > peak) {
     free_bytes_ -= free_.front().first;
     free_.erase(free_.begin());
   }
   auto memory =
       c10::GetAllocator(device.type())->allocate(static_cast<size_t>(bytes));
-  count(); // It may have thrown.
+  count(); // Only after allocate(), which may throw.
   return memory;
 }
 
@@ -51,7 +51,8 @@ at::Tensor MemoryPool::take_tensor(
       std::move(storage), sizes, c10::contiguous_strides(sizes), options);
 }
 
-// set_() would do, but on the meta device it wants to resize the storage.
+// Builds the tensor without set_(), which tries to resize the storage on the
+// meta device.
 at::Tensor tensor_in(
     c10::Storage storage,
     at::IntArrayRef sizes,

@@ -23,7 +23,7 @@ bool runs_backward() {
 
 } // namespace
 
-/// The hooks of one parameter. The schedule may be destroyed before it.
+/// The hooks of one parameter, which may outlive the schedule.
 class Schedule::Hooks final : public dtensor::ParameterHooks {
  public:
   Hooks(std::weak_ptr<Schedule> schedule, Unit& unit, size_t parameter)
@@ -53,7 +53,7 @@ class Schedule::Hooks final : public dtensor::ParameterHooks {
   dtensor::DTensorSpec placement_;
 };
 
-/// On a node and not on a tensor, as dtensor::use_in_backward() says.
+/// A hook on a node instead of a tensor. See dtensor::use_in_backward().
 struct Schedule::OutputHook final : torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& grads) override {
@@ -121,7 +121,7 @@ void Schedule::gather(Unit& unit) {
   unit.unshard(memory_);
 }
 
-// Parameters may be thawed between two forwards.
+// Called again in later forwards, because parameters may be unfrozen.
 void Schedule::listen_to(Unit& unit) {
   std::vector<at::Tensor> leaves;
   std::vector<size_t> indices;
@@ -131,13 +131,13 @@ void Schedule::listen_to(Unit& unit) {
       continue;
     }
     unit.set_listens_to(i);
-    // The node that accumulates the gradient exists before the parameter has
-    // the dtype of computation.
+    // AccumulateGrad is created before the parameter has the dtype of
+    // computation, in which its gradients arrive.
     tensor.set_grad_dtype(unit.parameters()[i].unsharded_dtype());
     leaves.push_back(tensor);
     indices.push_back(i);
-    // Before autograd adds to .grad(), which place_gradient() also says where
-    // there is one.
+    // Runs before autograd adds to .grad(). If place_gradient() runs for the
+    // leaf, it calls before_gradient(), too.
     auto* impl = dtensor::dtensor_impl(tensor);
     tensor.register_hook([impl](const at::Tensor& gradient) {
       if (impl->parameter_hooks) {
@@ -197,7 +197,7 @@ void Schedule::end_forward(const std::vector<at::Tensor>& outputs) {
       continue;
     }
     if (!at::GradMode::is_enabled() || unit->reshards_after_forward() ||
-        !unit->is_unsharded()) { // Then a gather may be under way.
+        !unit->is_unsharded()) { // A gather may be pending.
       unit->reshard(memory_);
     }
   }
@@ -218,7 +218,7 @@ void Schedule::abandon() {
     try {
       units_[i]->reshard(memory_);
     } catch (const std::exception&) {
-      // What was written is lost, as is the pass; a gather may have failed.
+      // The pass has failed anyway; a pending gather may have failed, too.
     }
   }
 }
@@ -265,7 +265,7 @@ void Schedule::hook_outputs(
     if (!output.defined() || !output.requires_grad()) {
       continue;
     }
-    // A write to a view takes the view's own node away, and leaves the base's.
+    // A write to a view replaces the node of the view, but not of its base.
     const auto& base = output.is_view() ? output._base() : output;
     const auto add_hook = [&](const auto& node) {
       auto hook = std::make_unique<OutputHook>();
@@ -321,8 +321,8 @@ void Schedule::use_in_forward(Unit& unit) {
   }
   last_used_ = &unit;
   note_order(unit);
-  listen_to(unit); // It may have been thawed since the forward began.
-  // Ranks that follow a Join have nothing that they could keep.
+  listen_to(unit); // A parameter may have been unfrozen in forward.
+  // In a Join nothing is kept, because ranks without inputs cannot keep shards.
   unit.set_keeps_for_backward(
       at::GradMode::is_enabled() && unit.reshards_after_forward() &&
       !observer_ && whole_depth_ == 0);
@@ -331,7 +331,8 @@ void Schedule::use_in_forward(Unit& unit) {
   prefetch_in_forward(unit);
 }
 
-// Its memory is needed until the op that uses the next one has begun.
+// Marks a unit to be resharded later. Its memory is needed until the op that
+// uses the next unit has begun.
 void Schedule::leave(Unit& unit) {
   auto& state = state_of(unit);
   state.is_left =
@@ -387,8 +388,9 @@ void Schedule::prefetch_in_forward(const Unit& unit) {
 
 // Backward.
 
-// The engine drops a pass that threw, and its callbacks, before backward()
-// returns: what had come so far is in .grad() when the error is caught.
+// If a pass throws, the engine destroys its callbacks before backward()
+// returns. When the caller catches the error, .grad() thus holds the gradients
+// that arrived before it.
 void Schedule::drop_failed_backward(int64_t pass) {
   if (!is_in_backward_ || pass != pass_) {
     return;
@@ -401,7 +403,7 @@ void Schedule::drop_failed_backward(int64_t pass) {
       unit->keep_own_gradients(memory_);
       unit->reshard(memory_);
     } catch (const std::exception&) {
-      // A reduction that failed, too: the first error is on its way.
+      // A reduction failed, too. The first error is already being thrown.
     }
   }
 }
@@ -453,7 +455,7 @@ void Schedule::use_in_backward(Unit& unit) {
 
 void Schedule::prefetch_in_backward(const Unit& unit) {
   if (prefetches_[index_of(unit)].backward) {
-    return; // Those were started before the unit computed.
+    return; // The listed units are already being gathered.
   }
   if (auto* next = next_in_backward(unit); next && !next->is_done()) {
     start_gather(*next);
@@ -479,7 +481,8 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
   if (reduces) {
     reduce(unit);
   }
-  // What is frozen may be needed for gradients of inputs: see reshard_done().
+  // Frozen parameters may be needed for gradients of inputs. See
+  // reshard_done().
   if (!unit.has_frozen()) {
     if (last_used_ == &unit) {
       last_used_ = nullptr;
@@ -491,8 +494,8 @@ void Schedule::on_gradient(Unit& unit, size_t parameter) {
   }
 }
 
-// Backward comes to the output of another unit: it has been through those that
-// forward used later.
+// Called when backward reaches the output of `current`: it has passed the units
+// that forward used later.
 void Schedule::reshard_done(const Unit& current) {
   const auto order = state_of(current).order;
   for (const auto& unit : units_) {
@@ -504,8 +507,8 @@ void Schedule::reshard_done(const Unit& current) {
   }
 }
 
-// A backward of gradients (create_graph) reads what this one has saved of the
-// rows, without asking for them: they stay here until that has ended.
+// With create_graph, a backward of the gradients reads rows that this backward
+// saved, without calling the hooks. So the rows stay until that backward ends.
 void Schedule::reshard_after_backward(Unit& unit) {
   if (!records_graph_) {
     unit.reshard(memory_);
@@ -546,15 +549,15 @@ void Schedule::finish_reductions(size_t left) {
   }
 }
 
-// The sum of one unit over the replicas runs while the next unit computes.
+// The sum of a unit over the replicas runs while the next unit computes.
 void Schedule::finish_over_replicas() {
   if (auto* unit = std::exchange(over_replicas_, nullptr)) {
     unit->finish_reduce(memory_);
   }
 }
 
-// The pass computed gradients of some tensors alone (autograd::grad()) if none
-// has come.
+// If no gradient of a unit arrived, the pass computed gradients of other
+// tensors (autograd::grad()) and reduces nothing.
 void Schedule::end_backward() {
   const bool has_none =
       is_partial_ && std::ranges::none_of(units_, [](const auto& unit) {
@@ -568,7 +571,7 @@ void Schedule::end_backward() {
       }
     }
   }
-  if (observer_) { // Ranks that follow start the last sums over replicas then.
+  if (observer_) { // Following ranks then start their last sums over replicas.
     observer_->end_backward(reduces && !skips_all_reduce());
   }
   finish_reductions(0);
@@ -623,7 +626,7 @@ void Schedule::set_contributors(int64_t ranks) {
   }
 }
 
-// By hand.
+// Calls of the user outside of forward and backward.
 
 void Schedule::unshard(Unit& unit) {
   listen_to(unit);

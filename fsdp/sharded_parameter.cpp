@@ -21,8 +21,8 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
-// libtorch 2.11 cannot take a refusal back, and none is made there: an
-// op on memory that was given away ends the process.
+// libtorch 2.11 cannot clear the error message that refuse_access() sets, so
+// none is set there. An op on freed memory then ends the process.
 template <class Storage>
 constexpr bool kCanRefuse = requires(Storage& storage) {
   storage.clear_data_ptr_access_error_msg_();
@@ -112,7 +112,8 @@ at::Tensor ShardedParameter::rows_of_whole(
                           : whole.narrow(0, first_row(rank), row_count(rank));
 }
 
-// Padding lies behind the last row: rows of parts that are full are one box.
+// Padding follows the last row, so the rows of all full parts are visited as
+// one contiguous block.
 template <class Visit>
 void ShardedParameter::visit_rows(
     const at::Tensor& whole,
@@ -275,7 +276,7 @@ void ShardedParameter::add_to_own_rows(
     const at::Tensor& unsharded,
     const at::Tensor& sharded,
     double factor) const {
-  // Of no dims: each rank would add it.
+  // Every rank has a parameter without dims, so only rank 0 adds it.
   if (parameter_.dim() > 0 || rank_ == 0) {
     rows_of_whole(unsharded, rank_).add_(sharded, factor);
   }

@@ -62,7 +62,8 @@ int64_t Unit::unsharded_bytes() const {
   return bytes;
 }
 
-// Of a message of all ranks, [ranks, ...], the parts of one parameter.
+// Returns the parts of one parameter in a gathered message. Shape of the
+// message: [ranks, ...].
 at::Tensor Unit::parts_of(const at::Tensor& message, size_t index) const {
   const auto& state = states_[index];
   return message.narrow(
@@ -77,7 +78,7 @@ void Unit::start_unshard(UnitMemory& memory) {
   }
 }
 
-// One rank has all rows: copying them casts them.
+// With one rank, copying the rows to the message also casts them.
 void Unit::start_gather(UnitMemory& memory, bool in_full_precision) {
   for (auto& parameter : parameters_) {
     parameter.adopt_new_shard();
@@ -145,7 +146,7 @@ void Unit::finish_unshard(UnitMemory& memory) {
     }
   }
   if (keeps_for_backward_ && reshard_group_ && !is_in_full_precision_) {
-    // Used again in one forward, it has what it keeps.
+    // A unit that is used again in the same forward already has its kept part.
     if (!std::exchange(gathers_kept_, false)) {
       for (auto& part : parts_) {
         keep_part(part, memory);
@@ -208,7 +209,7 @@ void Unit::reshard(UnitMemory& memory) {
   std::exception_ptr error;
   for (auto& parameter : parameters_) {
     if (!parameter.is_unsharded()) {
-      continue; // All, or those behind one that there was no memory for.
+      continue; // All are sharded, or unshard() failed before this one.
     }
     try {
       parameter.reshard(memory.unsharded);

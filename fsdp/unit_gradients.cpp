@@ -26,8 +26,8 @@
 namespace weft::fsdp {
 namespace {
 
-/// Returns the mesh dim over which a sum gives `want`, if that is all that
-/// differs.
+/// Returns the mesh dim whose sum turns `spec` into `want`. Returns nullopt if
+/// they differ in more than that.
 std::optional<int64_t> dim_to_sum(
     const dtensor::DTensorSpec& spec,
     const dtensor::DTensorSpec& want) {
@@ -68,8 +68,8 @@ void Unit::begin_backward() {
   }
 }
 
-// Those of parameters that are trained, or were: ranks that used different ones
-// agree.
+// Lays out the gradients of all parameters that are or were trained, so that
+// ranks that used different parameters have the same layout.
 void Unit::lay_out_gradients(Part& part) {
   part.gradient_slots.clear();
   part.gradient_numel = 0;
@@ -176,7 +176,7 @@ void Unit::take_gradient(size_t index, UnitMemory& memory) {
     const auto& want = parameter.placement().unsharded;
     if (impl->spec().mesh_ndim() == want.mesh_ndim() &&
         !(impl->spec() == want)) {
-      // Sums over other mesh dims are added in the dtype of reduction, too.
+      // Sums over other mesh dims also use the dtype of reduction.
       gradient = data_parallel::in_dtype(gradient, part.gradient_dtype);
       if (dim_to_sum(dtensor::spec_of(gradient), want)) {
         state.pending = gradient;
@@ -195,7 +195,8 @@ void Unit::write_gradient(size_t index, const at::Tensor& local) {
       gradient_parts_of(parts_[states_[index].part].gradients, index));
 }
 
-// One message per mesh dim: gradients of norms and biases are small.
+// Sends one message per mesh dim, because gradients of norms and biases are
+// small.
 void Unit::sum_pending_gradients(const Part& part) {
   std::vector<std::pair<mesh::Communicator*, std::vector<size_t>>> by_group;
   for (const size_t index : part.gradient_slots) {
@@ -253,7 +254,8 @@ void Unit::set_gradient_aside(size_t index) {
 
 void Unit::start_reduce(UnitMemory& memory) {
   const at::NoGradGuard no_grad;
-  // What was accumulated without communication, and not added to now.
+  // Takes gradients that no_sync() accumulated and this backward did not add
+  // to.
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (states_[i].is_listened_to && !states_[i].has_gradient) {
       set_gradient_aside(i);
@@ -337,7 +339,8 @@ void Unit::set_comm_hook(
   first_bucket_ = bucket;
 }
 
-// The flags are sums of 0 and 1, which a hook might round: they go alone.
+// The flags are sums of 0 and 1, which a hook might round, so they are reduced
+// without it.
 void Unit::start_comm_hook(Part& part) {
   data_parallel::GradBucket bucket{
       .index = first_bucket_ + static_cast<size_t>(&part - parts_.data()),
@@ -477,11 +480,11 @@ void Unit::add_sum(Part& part, size_t index) {
   state.aside = parameters_[index].sharded_gradient(sum, spec);
 }
 
-// Of the parameters that are trained, in their order, whether some rank has a
+// Returns for each slot of `part`, in their order, whether a rank has a
 // gradient.
 std::vector<bool> Unit::reduced_flags(const Part& part) const {
   std::vector<bool> flags;
-  if (part.reduced.is_meta()) { // There are no others to say so.
+  if (part.reduced.is_meta()) { // The flags have no values.
     for (const size_t index : part.gradient_slots) {
       flags.push_back(states_[index].has_gradient);
     }
@@ -528,8 +531,9 @@ void Unit::keep_own_gradients(UnitMemory& memory) {
       continue;
     }
     if (gradient.defined()) {
-      // .grad() has one place: the sum that was reduced before becomes this
-      // rank's contribution to the next, that of the first replica alone.
+      // .grad() holds one tensor. So the sum that was reduced before becomes a
+      // part of this rank's gradient in the next reduction, on the first
+      // replica only.
       const auto& unreduced = parameters_[i].placement().unreduced;
       if (!(dtensor::spec_of(aside) == unreduced)) {
         dtensor::make_gradient_partial(aside, unreduced);

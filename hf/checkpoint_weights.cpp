@@ -26,13 +26,13 @@ std::string key_of(const std::string& name) {
   return "model." + name;
 }
 
-// "x.lora_A.weight" of "x.weight".
+// Returns "x.lora_A.weight" for "x.weight".
 std::string adapter_name(const std::string& name, const char* which) {
   return fmt::format(
       "{}.{}.weight", name.substr(0, name.size() - kWeight.size()), which);
 }
 
-// "x.weight" of "x.lora_A.weight"; "" of what is no adapter.
+// Returns "x.weight" for "x.lora_A.weight", and "" for other names.
 std::string adapted_name(const std::string& name) {
   for (const std::string_view ending : {".lora_A.weight", ".lora_B.weight"}) {
     if (name.ends_with(ending)) {
@@ -66,7 +66,7 @@ CheckpointWeights::CheckpointWeights(
   }
 }
 
-// Of a run its recipe, of an imported model its config.json.
+// Reads the recipe, or the config.json if the model was imported.
 void CheckpointWeights::read_layout() {
   const auto layout = base::parse_json(manifest_.layout);
   config_ = text_in(layout, "config");
@@ -160,7 +160,7 @@ at::Tensor CheckpointWeights::read_stored(
   return data;
 }
 
-// As tp::merge_lora().
+// Merges the adapters like tp::merge_lora().
 at::Tensor CheckpointWeights::read(const std::string& name, const Box& box) {
   auto data = read_stored(name, box);
   const auto down = name.ends_with(kWeight) ? adapter_name(name, "lora_A") : "";

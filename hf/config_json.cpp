@@ -17,7 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The values of a config.json, and how messages call them.
 class ConfigReader {
  public:
   ConfigReader(const Json& json, std::string source, std::string inside = "")
@@ -29,7 +28,6 @@ class ConfigReader {
         fmt::format("{}: {}{}: {}", source_, inside_, key, what));
   }
 
-  // Null and absent are the same.
   const Json* find(std::string_view key) const {
     const auto found = json_.find(key);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
@@ -87,7 +85,7 @@ class ConfigReader {
     return value->get<std::string>();
   }
 
-  // A map of its own inside; none: an empty one.
+  // Returns a reader of the map at `key`. An absent map counts as empty.
   ConfigReader map(std::string_view key) const {
     static const Json kNone = Json::object();
     const auto* value = find(key);
@@ -114,7 +112,8 @@ class ConfigReader {
     }
   }
 
-  // A feature that our models lack: only `off` will do.
+  // Rejects a feature that Weft's models lack, unless the key is absent or
+  // `off`.
   void check_off(std::string_view key, bool off) const {
     if (flag(key, off) != off) {
       refuse_key(key, fmt::format("got {}, only {} is supported", !off, off));
@@ -144,7 +143,7 @@ class ConfigReader {
   std::string inside_;
 };
 
-// Each fills one field and notes where it came from.
+// Fills fields of the model and records the key that each value came from.
 class Filler {
  public:
   Filler(HubConfig& config, const ConfigReader& reader)
@@ -163,7 +162,8 @@ class Filler {
   const ConfigReader& reader_;
 };
 
-// What is not the same for all heads and layers.
+// Rejects rotary embeddings that differ between layers or cover only a part of
+// each head.
 void check_rope(const ConfigReader& reader, const ConfigReader& rope) {
   for (const auto& [key, value] : rope.json().items()) {
     if (value.is_object()) {
@@ -215,12 +215,13 @@ void read_rope_scaling(
                 : "max_position_embeddings"});
 }
 
-// rope_parameters of today, or rope_scaling beside rope_theta of before.
+// Reads rope_parameters, or rope_scaling and rope_theta as older versions of
+// transformers write them.
 void read_rope(
     const ConfigReader& reader,
     double default_theta,
     HubConfig& config) {
-  // transformers takes the older one, where there are both.
+  // transformers uses the older key if both exist.
   const std::string name = reader.map("rope_scaling").json().empty()
                                ? "rope_parameters"
                                : "rope_scaling";
@@ -231,7 +232,7 @@ void read_rope(
       (theta_inside ? rope : reader).number("rope_theta", default_theta);
   config.given.push_back(
       {"model.rope_theta", theta_inside ? name + ".rope_theta" : "rope_theta"});
-  // rope_type was called type before.
+  // Older files name the key `type`.
   const std::string type_key =
       rope.find("rope_type") != nullptr ? "rope_type" : "type";
   const auto type = rope.text(type_key, "default");
@@ -246,7 +247,6 @@ void read_rope(
   }
 }
 
-// What a Llama and a Mixtral share.
 void read_llama_like(
     const ConfigReader& reader,
     double default_theta,

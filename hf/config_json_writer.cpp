@@ -28,7 +28,8 @@ Json rope_parameters(const config::ModelConfig& model) {
   return rope;
 }
 
-// Rotary parameters twice: for transformers from 5 on, and before.
+// Writes the rotary parameters twice: for transformers from version 5 on, and
+// for older versions.
 void add_llama_keys(
     const config::ModelConfig& model,
     int64_t sequence_length,
@@ -97,12 +98,12 @@ std::string write_config(
   } else {
     add_llama_keys(model, sequence_length, json);
   }
-  // None unless the model came with some: what transformers takes by default
-  // is a token of another vocabulary.
+  // The tokens are null unless the imported model has some. If they were
+  // absent, transformers would use tokens of another vocabulary by default.
   for (const char* token : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     json[token] = nullptr;
   }
-  json["torch_dtype"] = dtype; // dtype, to transformers before 4.56
+  json["torch_dtype"] = dtype; // the name before transformers 4.56
   json["dtype"] = dtype;
   if (!base.empty()) {
     const auto given = parse_json_object(base, kConfigName);

@@ -30,7 +30,6 @@ namespace fs = std::filesystem;
 constexpr int64_t kBlockElements = 16 << 20;
 constexpr int64_t kMaxOtherBytes = 256 << 20;
 
-// What a tokenizer and a generation need, and no weights.
 constexpr std::array kOtherFiles{
     "added_tokens.json",
     "chat_template.jinja",
@@ -43,7 +42,8 @@ constexpr std::array kOtherFiles{
     "tokenizer_config.json",
     "vocab.json"};
 
-// Where the tensors of Hugging Face's form come from.
+// For each exported tensor, the pieces of the model's tensors that it is made
+// of.
 using Sources = std::
     map<std::string, std::vector<std::pair<const std::string*, const Piece*>>>;
 
@@ -166,7 +166,8 @@ class Export {
     done_.others.emplace_back(kConfigName);
   }
 
-  // What differs from the folder that the model came from.
+  // Describes the keys of config.json that could not be copied, because the
+  // original folder is gone.
   std::string config_note() const {
     const auto positions =
         weights_.model().type == "gpt2"
@@ -248,7 +249,7 @@ Exported export_model(
     const fs::path& folder,
     const ExportOptions& options) {
   const at::NoGradGuard no_grad;
-  // "out/" is "out".
+  // Ignores a trailing slash: the filename of "out/" is empty.
   const auto path = folder.has_filename() ? folder : folder.parent_path();
   check_is_free(path);
   if (options.max_shard_bytes < 1) {

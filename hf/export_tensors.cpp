@@ -40,7 +40,7 @@ bool matches_any(
   });
 }
 
-// Keys by name in the files.
+// Returns the key of each selected tensor by its name in the files.
 std::map<std::string, std::string> selected(
     const checkpoint::Manifest& manifest,
     const ExportTensorsOptions& options) {
@@ -167,7 +167,7 @@ ExportedTensors export_tensors(
     const fs::path& path,
     const ExportTensorsOptions& options) {
   const at::NoGradGuard no_grad;
-  // "out/" is "out".
+  // Ignores a trailing slash: the filename of "out/" is empty.
   const auto target = path.has_filename() ? path : path.parent_path();
   check_is_free(target);
   if (options.max_shard_bytes < 1) {

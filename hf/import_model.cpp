@@ -33,7 +33,8 @@ struct PartToWrite {
   Box box;
 };
 
-// Rows of large tensors in files of their own: a file has a name only once.
+// Plans the content of the files. Splits large tensors by rows into several
+// files, because a file can contain a name only once.
 std::vector<std::vector<PartToWrite>> plan_files(
     const TensorMap& map,
     int64_t max_file_bytes) {
@@ -63,7 +64,7 @@ std::vector<std::vector<PartToWrite>> plan_files(
   return files;
 }
 
-// What export_model() needs to know of the model.
+// Returns the data about the model that export_model() needs.
 std::string layout_of(const fs::path& folder) {
   const auto from = portable_path(folder);
   if (!checkpoint::is_utf8(from)) {

@@ -30,7 +30,7 @@ std::string read_small_file(
     text.resize(static_cast<size_t>(got));
     return text;
   } catch (const checkpoint::CheckpointError& error) {
-    // No folder of a model, rather than a damaged one.
+    // The folder is not a model folder, rather than a damaged checkpoint.
     mesh::throw_error<mesh::UsageError>(error.what_without_backtrace());
   }
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr char kUsage = 'u';
 constexpr char kDamage = 'd';
 
-// "" if `act` went well, else what is wrong, behind whose fault it is.
+// Returns "" if `act` succeeds, otherwise the kind of the error and its text.
 std::string failure_of(const std::function<void()>& act) {
   try {
     act();
@@ -31,7 +31,7 @@ std::string failure_of(const std::function<void()>& act) {
   }
 }
 
-// All ranks fail alike, with the words of the first that did.
+// Throws the error of the first rank that failed, on all ranks.
 void agree(const mesh::World& world, const std::string& own) {
   auto group = world.group();
   const auto all = mesh::all_gather_text(group, own, "model.from");
@@ -69,7 +69,7 @@ void read_own_part(
     own = {box.offset, box.sizes};
   }
   reader.read(name, own, local);
-  // Written behind autograd's back.
+  // The write bypassed autograd, so the version counter is increased here.
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 

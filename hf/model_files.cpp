@@ -26,7 +26,7 @@ using checkpoint::throw_corrupt;
 
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = checkpoint::kWeightIndexName;
-// A model of a million tensors in files of one each would have as many.
+// Limits the files of a model, because an index could list a million.
 constexpr size_t kMaxFiles = 10'000;
 constexpr int64_t kBlockBytes = 1 << 20;
 
@@ -61,7 +61,8 @@ std::map<std::string, std::string> read_index(
       (folder.path() / kIndexName).string());
 }
 
-// A file of torch's distributed checkpoints has pieces of tensors.
+// Rejects a shard, which a file of PyTorch's distributed checkpoints can
+// contain.
 void check_whole(
     const std::string& name,
     const checkpoint::HeaderTensor& tensor,
@@ -171,7 +172,8 @@ void ModelFiles::State::read(
   }
 }
 
-// As they are in the file; until the next one is read.
+// Returns the values in the dtype of the file. They are valid until the next
+// call.
 at::Tensor ModelFiles::State::read_block(
     const std::string& name,
     const Row& corner,
@@ -181,7 +183,7 @@ at::Tensor ModelFiles::State::read_block(
   const auto whole_columns = rows_of(tensor.shape).columns;
   block.resize(static_cast<size_t>(size.rows * size.columns * item));
   const std::span<std::byte> bytes(block);
-  // Rows that adjoin are read as one.
+  // Adjacent rows are read at once.
   const bool adjoin = size.columns == whole_columns;
   const auto run = bytes.size() / static_cast<size_t>(adjoin ? 1 : size.rows);
   for (size_t done = 0; done < bytes.size(); done += run) {
@@ -198,7 +200,6 @@ at::Tensor ModelFiles::State::read_block(
       at::TensorOptions().dtype(tensor.dtype));
 }
 
-// In the dtype `to`.
 at::Tensor ModelFiles::State::read_values(
     const std::string& name,
     const Row& corner,
@@ -314,7 +315,7 @@ void ModelFiles::read_box(
   const auto target = out.dim() == 1 ? out.unsqueeze(0) : out;
   const auto most =
       kBlockBytes / static_cast<int64_t>(c10::elementSize(tensor.dtype));
-  // Columns of a long row come in several blocks too.
+  // A row can be longer than a block, so its columns are split, too.
   const auto max_columns = std::min(box.columns, most);
   const auto max_rows = most / max_columns;
   for (int64_t r = 0; r < box.rows; r += max_rows) {

@@ -19,13 +19,14 @@ bool is_written(const config::Recipe& recipe, std::string_view key) {
   return recipe.origins.places.contains(key);
 }
 
-// Whether a recipe says by 0 that it leaves a size to others.
+// Returns true if the recipe sets the key to 0, which leaves the size open.
 bool is_left_open(const config::Recipe& recipe, std::string_view key) {
   return (key == "model.kv_heads" || key == "model.max_position_embeddings") &&
          config::value_of(recipe, key) == "0";
 }
 
-// As written by a run: all that the folder said then, which may be gone.
+// Returns true if the recipe contains all sizes of the model. A run adds them
+// to its recipe, so that it can resume after the folder was deleted.
 bool is_resolved(const config::Recipe& recipe) {
   return std::ranges::all_of(
       std::array{
@@ -79,7 +80,7 @@ void check_values(const HubConfig& config, const std::string& source) {
   recipe.model = config.model;
   for (const auto& given : config.given) {
     config::Key key = *config::find_key(given.key);
-    // The 0 by which a recipe leaves a size to others is a size here.
+    // In a recipe, 0 leaves the size open. In a config.json, 0 is a size.
     key.range.special.reset();
     if (const auto fault = config::find_value_error(key, recipe);
         !fault.empty()) {
@@ -97,7 +98,7 @@ void adopt_config(config::Recipe& recipe) {
   }
   std::error_code ignored;
   if (!std::filesystem::exists(folder, ignored) && is_resolved(recipe)) {
-    return; // Missed where its weights are needed.
+    return; // an error when the weights are needed
   }
   HubConfig config;
   try {

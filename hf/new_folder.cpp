@@ -45,12 +45,13 @@ void NewFolder::commit() {
   parent_->sync();
 }
 
-// A link, which as a rename without replacing fails where something is.
+// Commits with a hard link, which fails if the target exists, like a rename
+// without replacement.
 void NewFolder::commit_file(const std::string& name) {
   const auto from = folder_->path() / name;
   std::error_code error;
   fs::create_hard_link(from, path_, error);
-  if (error) { // a file system without hard links
+  if (error) { // no support for hard links
     check_is_free(path_);
     fs::rename(from, path_);
   }

@@ -14,7 +14,6 @@ namespace {
 
 using MapSizes = std::vector<int64_t>;
 
-// Adds parameters one by one, with what they are in the folder.
 class MapBuilder {
  public:
   explicit MapBuilder(TensorMap& map) : map_(map) {}
@@ -32,8 +31,8 @@ class MapBuilder {
                  .hub_offset = MapSizes(shape.size(), 0)}}});
   }
 
-  // Ours [rows, columns], theirs [columns, ...] from `first` on in its last
-  // dim, or a vector's part.
+  // Adds a part of a tensor of the folder: the columns of a transposed matrix,
+  // or the elements of a vector, from `first` on.
   void part(
       const std::string& name,
       MapSizes shape,
@@ -56,7 +55,7 @@ class MapBuilder {
     part(name, std::move(shape), name, 0);
   }
 
-  // A matrix of its own for each of our first dim, and rows of our second.
+  // Adds a matrix of the folder as rows from `first_row` on of one expert.
   void expert(
       const std::string& name,
       int64_t expert,
@@ -99,7 +98,8 @@ void add_llama_mlp(
   builder.same(layer + "mlp.down_proj.weight", {model.dim, model.ffn_dim});
 }
 
-// Mixtral keeps three matrices an expert: gate, down and up.
+// Adds the experts. Mixtral stores three matrices per expert: gate, down and
+// up.
 void add_experts(
     MapBuilder& builder,
     const std::string& layer,
@@ -153,7 +153,8 @@ TensorMap llama_map(const config::ModelConfig& model) {
   return map;
 }
 
-// See models/gpt2.h.
+// Adds a block of GPT-2. The folder stores matrices transposed, and the query,
+// key and value projections as one tensor.
 void add_gpt2_block(
     MapBuilder& builder,
     const std::string& block,
@@ -203,7 +204,7 @@ TensorMap gpt2_map(const config::ModelConfig& model) {
 void check_tensor_count(
     const config::ModelConfig& model,
     const std::string& source) {
-  constexpr int64_t kOthersOfALayer = 16; // at most
+  constexpr int64_t kOthersOfALayer = 16; // an upper bound
   const bool is_moe = model.type == "moe";
   const auto experts = is_moe ? model.num_experts : 0;
   const auto in_layer = kOthersOfALayer + 3 * experts;

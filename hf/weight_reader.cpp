@@ -18,7 +18,8 @@
 namespace weft::hf {
 namespace {
 
-// In one list of a message: a config.json may ask for a million.
+// The maximum number of names in one message: a config.json may require a
+// million tensors.
 constexpr size_t kMaxNames = 200;
 
 bool is_plain_float(at::ScalarType dtype) {
@@ -26,7 +27,7 @@ bool is_plain_float(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
-// "2 missing (a, b)".
+// Adds a text like "2 missing (a, b)".
 void add_list(
     std::vector<std::string>& faults,
     const char* what,
@@ -75,8 +76,8 @@ std::map<std::string, std::string> names_in(
   }
   for (const auto& [name, original] : map.copies) {
     add(name);
-    // safetensors' save_model() keeps one name of those that share memory,
-    // which may be the copy's.
+    // save_model() of safetensors stores tensors that share memory under one
+    // name, which may be the name of the copy.
     if (names.contains(name) && !names.contains(original)) {
       names.emplace(original, names.at(name));
       names.erase(name);
@@ -169,7 +170,7 @@ void WeightReader::read(
   }
 }
 
-// That a tied head is the embedding, block by block.
+// Checks block by block that a tied head equals the embedding.
 void WeightReader::check_copy(
     const std::string& copy,
     const std::string& original_name,
@@ -183,7 +184,7 @@ void WeightReader::check_copy(
         original.narrow(0, r, std::min(max_rows, original.size(0) - r));
     const auto other = at::empty(rows.sizes(), at::TensorOptions(rows.dtype()));
     files_.read_box(names_.at(copy), {offset[0] + r, offset[1]}, other);
-    // The same bits but for zeros' signs and what is not a number.
+    // The bits must be equal, except for NaNs and the sign of zeros.
     if (!at::allclose(
             other, rows.cpu(), /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true)) {
       refuse_folder(fmt::format(

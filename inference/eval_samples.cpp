@@ -15,9 +15,9 @@
 namespace weft::inference {
 namespace {
 
-// Windows `samples` of a file, `length` tokens each and their targets. A file
-// may have been rewritten in place, or not be what its .json says: each token
-// is looked at before a model is asked for it.
+// Reads the windows `samples` of a file, with `length` tokens each, and their
+// targets. Checks every token before the model embeds it, because the file may
+// have been rewritten in place, or differ from its .json.
 data::Batch read_windows(
     const data::TokenFile& file,
     int64_t length,
@@ -37,7 +37,6 @@ data::Batch read_windows(
       .target = tokens.narrow(1, 1, length).contiguous()};
 }
 
-// The recipe's data, a sample at a time.
 data::BatchLoader open_single(config::Recipe recipe) {
   recipe.mesh.dp = 1;
   recipe.mesh.dp_shard = 1;

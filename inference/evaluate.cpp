@@ -21,9 +21,9 @@ namespace {
 using EvalClock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenLines(10);
 
-// Of the samples [first, first + batch_size), as far as there are any. Without
-// any the rank computes one for nothing, because a sharded model is called by
-// all ranks together.
+// Returns the sum of the losses of the samples [first, first + batch_size), as
+// far as they exist. Without any, the rank computes one sample and discards its
+// loss, because all ranks must call a sharded model together.
 double summed_loss_of(
     models::Model& model,
     const EvalSamples& samples,

@@ -15,14 +15,15 @@
 namespace weft::inference {
 namespace {
 
-// Tokens between two responses.
+// The number of tokens between two messages of Replicas.
 constexpr int64_t kTokensATick = 16;
 
-// Replicas work on samples of different numbers and lengths, and those that are
-// done wait: from time to time all say whether they still work, so that nobody
-// waits for longer than a communicator allows. A model that is sharded over
-// them computes a token on all of them together: all say so before each one,
-// and those that are done compute one that nobody looks at.
+// The progress of the replicas, which generate different numbers of samples of
+// different lengths. All replicas exchange regularly whether they still work,
+// so that a replica that is done does not exceed the communicator's timeout
+// while it waits. If the model is sharded over the replicas, they must compute
+// each token together. They then exchange this before each token, and a replica
+// that is done computes a token that it discards.
 class Replicas {
  public:
   Replicas(
@@ -45,7 +46,6 @@ class Replicas {
     }
   }
 
-  // Until the last one is done.
   void finish() {
     while (tick(/*works=*/false)) {
       if (computes_together_) {
@@ -72,7 +72,8 @@ class Replicas {
   int64_t tokens_ = 0;
 };
 
-// [rows, V] float on the CPU, whole and the same on every rank of "tp".
+// Returns the full logits [rows, V] as float on the CPU, equal on all ranks of
+// "tp".
 at::Tensor whole_logits(const at::Tensor& logits_B1V) {
   const auto whole = dtensor::is_dtensor(logits_B1V)
                          ? dtensor::full_tensor(logits_B1V)
@@ -89,7 +90,6 @@ at::Tensor logits_after(
                    : model.Model::forward_cached(tokens_BT, cache);
 }
 
-// Samples of one prompt, token by token.
 class PromptRun {
  public:
   PromptRun(
@@ -128,7 +128,8 @@ class PromptRun {
   }
 
  private:
-  // A token a row; rows that have ended get one that nobody looks at.
+  // Returns one token per row. A row that has ended repeats its last token,
+  // whose output is ignored.
   std::vector<int64_t> choose(
       std::span<Continuation> samples,
       const at::Tensor& logits_BV,

@@ -34,11 +34,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Samples that a replica takes at once unless the recipe says.
+// The most samples that a replica computes at once if the recipe does not set
+// the number.
 constexpr int64_t kMaxSamples = 8;
 
-// Steps that `folder` names, the newest first: it is one, holds them, or is a
-// run's.
+// Returns the checkpoints at `folder`, the newest first. The folder is a
+// checkpoint, contains checkpoints, or is that of a run.
 std::vector<fs::path> steps_in(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / checkpoint::kManifestName, ignored)) {
@@ -60,7 +61,8 @@ fs::path place_of_weights(
                             : fs::path(checkpoint);
 }
 
-// Empty: where a new run's weights come from.
+// Returns the checkpoints with the weights. Empty if the weights are those from
+// which a new run starts.
 std::vector<fs::path> find_weights(
     const config::Recipe& recipe,
     const std::string& checkpoint) {
@@ -83,15 +85,16 @@ std::vector<fs::path> find_weights(
                 checkpoint));
 }
 
-// What changes the function that weights belong to, rather than training.
-// `adapted`: adapters are among the weights.
+// Returns true if the key changes the function that the weights belong to, and
+// not only training. `adapted` means that the weights have adapters.
 bool affects_model(const std::string& key, bool adapted) {
   return (key.starts_with("model.") || (adapted && key.starts_with("lora."))) &&
          key != "model.from" && !key.ends_with("dropout") &&
          !key.starts_with("model.router_");
 }
 
-// Keys that give tensors of the same shapes another meaning, e.g. model.heads.
+// Compares keys that change the meaning of tensors without changing their
+// shapes, e.g. model.heads.
 void check_same_model(
     const config::Recipe& recipe,
     const fs::path& step,
@@ -100,7 +103,7 @@ void check_same_model(
   try {
     layout = train::parse_run_layout(manifest.layout, step.string());
   } catch (const checkpoint::CheckpointError&) {
-    return; // Imported: there was no recipe.
+    return; // An imported checkpoint has no recipe.
   }
   auto earlier = config::parse_stored_recipe(
       layout->recipe, step.string() + " (recipe)", recipe.origins.models);
@@ -124,7 +127,7 @@ void check_same_model(
   }
 }
 
-// Rank 0's list counts.
+// Returns the checkpoints that rank 0 finds.
 std::vector<std::string> agreed_steps(
     const config::Recipe& recipe,
     const mesh::World& world,
@@ -172,7 +175,8 @@ std::string load_newest(
       steps.front()));
 }
 
-// As DDP does in training, but once and for all. All ranks fail alike.
+// Casts the parameters once, as DDP does in each training step. An error is
+// thrown on all ranks.
 void cast_parameters(
     const config::Recipe& recipe,
     models::Model& model,
@@ -209,7 +213,7 @@ void cast_parameters(
   }
 }
 
-// The mesh of a recipe that shards the model, on any number of ranks.
+// Adapts the mesh of a recipe that shards the model to any number of ranks.
 void choose_shards(config::Recipe& recipe, int64_t world_size) {
   auto& mesh = recipe.mesh;
   if (mesh.dp_shard != 1) {
@@ -228,7 +232,6 @@ void choose_shards(config::Recipe& recipe, int64_t world_size) {
   }
 }
 
-/// A model whose parameters are gathered while it computes.
 class ShardedModel : public models::Model {
  public:
   ShardedModel(
@@ -256,7 +259,8 @@ class ShardedModel : public models::Model {
 
 void validate_for_inference(config::Recipe& recipe, int64_t world_size) {
   choose_shards(recipe, world_size);
-  if (recipe.mesh.tp == 1) { // Training may use more ranks.
+  if (recipe.mesh.tp == 1) {
+    // The recipe may be trained with async_tp on more ranks.
     recipe.tp.async_tp = config::TpConfig().async_tp;
   }
   auto& train = recipe.train;
@@ -264,7 +268,8 @@ void validate_for_inference(config::Recipe& recipe, int64_t world_size) {
   if (train.micro_batch_size == 0) {
     train.micro_batch_size = std::clamp<int64_t>(global, 1, kMaxSamples);
   }
-  // A multiple of whatever the replicas take.
+  // 0 is a multiple of every micro-batch size, so validate() accepts it. The
+  // value is set when the mesh is known.
   train.global_batch_size = 0;
   train::validate(recipe, world_size);
   train.global_batch_size = recipe.mesh.batch_ranks() * train.micro_batch_size;
@@ -290,7 +295,7 @@ void check_weights(
       check_same_model(recipe, step, checkpoint::read_manifest(step, hmac_key));
       return;
     } catch (const checkpoint::CheckpointError&) {
-      continue; // Named when it is loaded.
+      continue; // load_model() reports it.
     }
   }
 }
@@ -333,7 +338,8 @@ std::shared_ptr<models::Model> load_model(
     parameter.set_requires_grad(false);
   }
   model->eval();
-  if (sharded) { // It casts what it gathers.
+  // A sharded model casts the parameters that it gathers.
+  if (sharded) {
     return std::make_shared<ShardedModel>(model, std::move(sharded));
   }
   cast_parameters(recipe, *model, world);

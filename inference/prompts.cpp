@@ -86,7 +86,8 @@ void check_known(
   }
 }
 
-// One number or a list of them; nothing else is ours to judge.
+// Adds the end-of-text tokens of a config, which has one integer or a list.
+// Ignores all other values.
 void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
@@ -105,7 +106,6 @@ void add_end_tokens(const fs::path& path, std::vector<int64_t>& tokens) {
   }
 }
 
-// Null if there is none.
 std::unique_ptr<tokenizers::Tokenizer> tokenizer_in(const fs::path& folder) {
   std::error_code ignored;
   for (const auto* name : {"tokenizer.json", "tokenizer.model"}) {
@@ -118,14 +118,16 @@ std::unique_ptr<tokenizers::Tokenizer> tokenizer_in(const fs::path& folder) {
 
 // Note [Tokenizer choice]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// The recipe that a run leaves has every key written, so that data.tokenizer:
-// byte may be what somebody wrote, or the default that nobody thought of.
-// It is believed where a model was trained on text (data.type: text), which is
-// read as bytes; a recipe that has a model.from and says neither key trains
-// nothing yet, and its model knows the tokens of that folder. For data.type:
-// tokens the folder is asked first, and without one bytes are taken only for a
-// vocabulary of just them: what else it is nobody has said, and bytes in its
-// place would be wrong text that looks like a bad model's.
+// The recipe of a run has every key, so that data.tokenizer: byte may be the
+// user's choice or the default.
+//  - It is used for a model that was trained on text (data.type: text), which
+//    is read as bytes.
+//  - A recipe with model.from that sets neither key does not train yet. Its
+//    model has the tokens of that folder.
+//  - For data.type: tokens, the tokenizer of that folder is used. Without one,
+//    bytes are used only if the vocabulary has exactly the bytes. With any
+//    other vocabulary the tokenizer is unknown, and bytes would be wrong text
+//    that looks like the output of a bad model.
 std::unique_ptr<tokenizers::Tokenizer> recipes_tokenizer(
     const config::Recipe& recipe) {
   const auto& name = recipe.data.tokenizer;

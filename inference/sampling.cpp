@@ -17,9 +17,10 @@ namespace {
 
 constexpr double kNoChance = -std::numeric_limits<double>::infinity();
 
-// A tiny temperature makes quotients that no float holds. Those of the
-// distances to the largest are then -inf, which is no chance, and 0 for the
-// largest itself; only what is added back to all of them has to be kept finite.
+// Divides scores by a temperature. A tiny temperature makes quotients that
+// exceed float. So the distances to the largest score are divided: 0 for the
+// largest, and -inf, which is probability 0, for distant ones. Only the
+// quotient of the largest, which is added to all, must be kept finite.
 at::Tensor divided(const at::Tensor& scores, double temperature) {
   constexpr double kLargest = 1e30;
   const auto exact = scores.to(at::kDouble);
@@ -29,13 +30,13 @@ at::Tensor divided(const at::Tensor& scores, double temperature) {
 }
 
 void check_finite(const at::Tensor& logits, int64_t position) {
-  const auto largest = logits.max().item<double>(); // nan if one is
+  const auto largest = logits.max().item<double>(); // NaN if one logit is NaN
   if (!std::isfinite(largest)) {
     mesh::throw_error<train::NonFiniteError>(fmt::format(
         "the largest logit of token {} is {}, because the weights or the "
         "model's outputs in this dtype are not finite.",
         position,
-        std::isnan(largest) ? std::abs(largest) : largest)); // never "-nan"
+        std::isnan(largest) ? std::abs(largest) : largest)); // Avoids "-nan".
   }
 }
 
@@ -47,7 +48,8 @@ at::Tensor keep_top_k(const at::Tensor& scores, int64_t count) {
 }
 
 at::Tensor keep_top_p(const at::Tensor& scores, double probability) {
-  // Stable, so that tokens that are as likely leave alike everywhere.
+  // The sort is stable, so that equally likely tokens are removed in the same
+  // order on all devices.
   const auto [sorted, order] =
       at::sort(scores, /*stable=*/true, /*dim=*/-1, /*descending=*/false);
   auto removed = sorted.softmax(-1).cumsum(-1) <= 1 - probability;
@@ -101,7 +103,7 @@ int64_t choose_token(
   const auto* end = begin + sums.numel();
   const double number =
       sampling_number(options.seed, sample, position) * *(end - 1);
-  // The first whose sum is above: never one without a chance.
+  // The first token whose sum is above `number` has a probability above 0.
   return std::upper_bound(begin, end - 1, number) - begin;
 }
 

@@ -5,10 +5,11 @@
 namespace weft::inference {
 namespace {
 
-// Tokens that are decoded together: more than change each other's text.
+// The number of tokens that are decoded together, which is more than the number
+// of tokens that change each other's text.
 constexpr size_t kMaxTokens = 64;
 constexpr size_t kKeptTokens = 16;
-// What some tokenizers make of a part of a character.
+// The text that some tokenizers return for a part of a character.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 size_t length_of_character(unsigned char lead) {
@@ -18,7 +19,8 @@ size_t length_of_character(unsigned char lead) {
   return lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
 }
 
-// Models may have more tokens than their tokenizer, to divide evenly.
+// Ignores tokens that the tokenizer does not have. A model's vocabulary may be
+// larger, so that it can be divided evenly.
 std::string decode_known(
     const tokenizers::Tokenizer& tokenizer,
     std::span<const int64_t> tokens) {

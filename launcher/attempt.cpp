@@ -20,7 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The ERROR line at the end of a report, and what stands before it.
+/// Splits a report into the text before its ERROR line, and that line, which is
+/// the last one.
 std::pair<std::string, std::string> split_last_line(std::string text) {
   if (text.empty()) {
     return {};

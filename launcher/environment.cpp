@@ -54,7 +54,8 @@ std::vector<std::string> worker_environment(
         "OMP_NUM_THREADS", std::to_string(std::max<int64_t>(threads, 1)));
   }
   variables.try_emplace("WEFT_LAUNCH_T0", context.start_time);
-  // Those of a weftrun around this one are not for its workers.
+  // Removes the variables of a weftrun that started this one. They are not for
+  // its workers.
   variables.erase("WEFT_MASTER_FD");
   variables.erase("WEFT_STDERR_TTY");
   variables.erase("WEFT_BIND_ADDR");
@@ -68,7 +69,8 @@ std::vector<std::string> worker_environment(
   variables.erase("WEFT_GROUP_LIFE");
   variables.erase("WEFT_HOST_RANKS");
   if (context.replica_groups > 0) {
-    if (options.numa_binding == NumaBinding::kNone) { // else cores are divided
+    if (options.numa_binding == NumaBinding::kNone) {
+      // Without NUMA binding, the workers share the host's cores.
       set("WEFT_HOST_RANKS", options.worker_count);
     }
     set("REPLICA_GROUP_ID", context.replica_group);

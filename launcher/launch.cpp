@@ -24,7 +24,6 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// A run from its first start to its end.
 class Launch {
  public:
   Launch(const Options& options, const std::string& start_time)
@@ -52,14 +51,15 @@ class Launch {
   int run();
 
  private:
-  /// Waits until `done` (may be empty) or for `limit`, and returns the signal
-  /// that came instead, or 0.
+  /// Waits until `done` (may be empty) returns true, or for `limit`. Returns
+  /// the signal that arrived instead, or 0.
   int wait(
       const std::function<bool()>& done,
       std::optional<milliseconds> limit = std::nullopt);
   void supervise(Supervisor& supervisor);
   void handle_signal(Supervisor& supervisor, int signal);
-  /// Returns the host's part of the verdict, its report said.
+  /// Runs the workers once and prints their report. Returns the result of this
+  /// host.
   HostResult attempt(const RankAssignment& rank_assignment);
   RunResult await_verdict();
   int finish(const RunResult& run_result);
@@ -168,7 +168,8 @@ RunResult Launch::await_verdict() {
   };
   int first_signal = 0;
   while (const int signal = wait(decided)) {
-    if (first_signal != 0) { // the one that asks twice does not wait for others
+    if (first_signal != 0) {
+      // A second signal ends the wait for the other hosts.
       return {
           .code = 128 + signal,
           .line = fmt::format(
@@ -200,7 +201,8 @@ int Launch::finish(const RunResult& run_result) {
   return run_result.code;
 }
 
-/// A slow reader gets all of it, unless a signal says that it is enough.
+/// Writes the remaining output, however slow the reader is. A termination
+/// signal ends this early.
 void Launch::flush() {
   while (output_.pending()) {
     if (output_.wait(signals_.fd(), milliseconds(-1)) &&

@@ -10,7 +10,7 @@
 
 namespace {
 
-/// Seconds since the epoch, with microseconds.
+/// Returns the seconds since the epoch, with microseconds.
 std::string now() {
   timespec time{};
   clock_gettime(CLOCK_REALTIME, &time);

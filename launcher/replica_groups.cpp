@@ -19,8 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::string_view kPrefix = "weftrun: ";
-/// The others go on, so that a restart too many costs little, and a group that
-/// waits cannot replace the next one that is lost.
+/// The duration of an attempt after which the restart delays start over. It is
+/// short, because the other groups continue: an unnecessary restart costs
+/// little, and a group that waits cannot replace the next one that is lost.
 constexpr milliseconds kLasting = std::chrono::seconds(10);
 
 lighthouse::LighthouseOptions lighthouse_options(const Options& options) {
@@ -30,7 +31,8 @@ lighthouse::LighthouseOptions lighthouse_options(const Options& options) {
   return result;
 }
 
-/// Why a group has ended, as far as it is known at once.
+/// Returns the reason for a group's end, as far as the launcher knows it at
+/// once.
 std::string reason_of(const Outcome& outcome) {
   const auto cause = root_cause(outcome);
   if (!cause) {
@@ -152,7 +154,7 @@ void ReplicaGroups::handle_signal(int signal) {
   log_stop(host_, signal, has_stopped);
 }
 
-/// Starts a group again. What keeps it from starting is its failure alone.
+/// Starts a group again. If it cannot start, only this group fails.
 void ReplicaGroups::restart(Group& group) {
   try {
     start(group);
@@ -168,8 +170,8 @@ void ReplicaGroups::restart(Group& group) {
   }
 }
 
-/// Makes the groups that wait for their restart wait no longer, because a
-/// signal ends the run.
+/// Cancels the restarts of groups that wait for one, because a signal ends the
+/// run.
 void ReplicaGroups::cancel_restarts(int signal) {
   requested_signal_ = requested_signal_ == 0 ? signal : requested_signal_;
   for (auto& group : groups_) {
@@ -200,7 +202,8 @@ void ReplicaGroups::advance(Group& group) {
               "knowing that it has ended"));
     supervisor.pass_on(SIGKILL);
   }
-  if (supervisor.advance()) { // The others need not wait for the rest.
+  if (supervisor.advance()) {
+    // The other groups need not wait for the remaining workers of this one.
     coordinator_.lose(group.life, reason_of(supervisor.outcome()));
   }
   if (supervisor.is_over()) {
@@ -209,8 +212,8 @@ void ReplicaGroups::advance(Group& group) {
   }
 }
 
-/// Whether groups that train together have finished: one that starts now would
-/// begin from nothing.
+/// Returns true if the groups have trained together and one has finished. A
+/// group that starts after that would begin from the initial state.
 bool ReplicaGroups::have_finished() const {
   return coordinator_.lighthouse().epoch() &&
          std::ranges::any_of(groups_, [](const Group& group) {
@@ -219,7 +222,6 @@ bool ReplicaGroups::have_finished() const {
          });
 }
 
-// Decides what comes after an attempt.
 void ReplicaGroups::end(Group& group) {
   group.result = group.attempt->finish();
   group.attempt.reset();
@@ -273,8 +275,8 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
   group.restart_at = Clock::now() + *next.restart_after;
 }
 
-/// Whether a group that was started again cannot do what the others do, which
-/// go on: it has another recipe by now, or damaged memory.
+/// Returns true if a restarted group fails permanently while other groups
+/// continue. For example, its recipe was edited, or its memory is damaged.
 bool ReplicaGroups::is_left_out(const Group& group, int code) const {
   const bool is_first_life = group.life <= groups_.size();
   return !is_first_life && !is_retryable(code) &&
@@ -315,7 +317,8 @@ RunResult ReplicaGroups::result() const {
     return *failure_;
   }
   if (requested_signal_ == 0) {
-    return {}; // The groups have finished.
+    // All groups have finished.
+    return {};
   }
   std::set<int> codes;
   RunResult result;

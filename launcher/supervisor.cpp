@@ -11,13 +11,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long workers may take to end after one of them has failed.
+/// The time that workers have to end after one of them has failed.
 constexpr milliseconds kFailureGrace{5000};
-/// How long a killed process may take to vanish; one that waits for a dead
-/// disk never does.
+/// The time that a killed process has to disappear. A process that waits for a
+/// dead disk never does.
 constexpr milliseconds kKillGrace{3000};
 
-/// Returns the most memory that the ended process had. Units: bytes.
+/// Returns the peak resident memory of the ended process. Units: bytes.
 int64_t reap(pid_t pid) {
   rusage usage{};
   while (wait4(pid, nullptr, 0, &usage) < 0 && errno == EINTR) {
@@ -37,8 +37,8 @@ bool Supervisor::is_over() const {
 }
 
 Outcome Supervisor::finish() {
-  // What workers have started and left behind ends with them. The ids are
-  // theirs still: ended workers are reaped only now.
+  // Kills the processes that workers have started and left behind. Their group
+  // IDs are still valid, because ended workers are reaped after this.
   signal_groups(SIGKILL);
   for (auto& exit : outcome_.exits) {
     exit.peak_rss_bytes = reap(exit.pid);
@@ -86,9 +86,10 @@ void Supervisor::await_end() {
   }
 }
 
-/// As weft train does, when Slurm says that the time is nearly over, and as a
-/// program does that has no handler for it, or none yet. The others need the
-/// time for it that SIGTERM would give them, and no restart.
+/// Returns true if the worker ended because of a forwarded signal, as weft
+/// train does when Slurm warns of the time limit, and as a program does that
+/// has no handler for the signal (yet). The other workers then get the time
+/// that SIGTERM would give them, and the run is not restarted.
 bool Supervisor::exited_on_forwarded_signal(const WorkerExit& exit) const {
   return forwarded_signal_ != 0 &&
          (exit.signal == forwarded_signal_ ||
@@ -112,7 +113,8 @@ void Supervisor::collect_exits() {
   const auto when = std::chrono::system_clock::now();
   for (const auto& worker : workers_) {
     siginfo_t info{};
-    // WNOWAIT keeps the id taken, so that its group can be signalled safely.
+    // WNOWAIT keeps the process ID in use, so that its group can be signalled
+    // safely.
     if (ended(worker.rank) ||
         waitid(
             P_PID,
@@ -172,7 +174,7 @@ void Supervisor::enter(Phase phase, milliseconds duration) {
 void Supervisor::stop(int signal, milliseconds grace) {
   enter(Phase::kStopping, grace);
   signal_groups(signal);
-  signal_groups(SIGCONT); // a stopped worker could not handle it
+  signal_groups(SIGCONT); // A stopped worker cannot handle a signal.
 }
 
 void Supervisor::kill_all() {

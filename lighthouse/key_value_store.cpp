@@ -111,7 +111,8 @@ StoreAnswer KeyValueStore::answer(const StoreRequest& request) {
   return answer;
 }
 
-/// Returns the value that counts afterwards, as c10d does.
+/// Sets the value if the present one is the expected one. Returns the value
+/// that is valid afterwards; for a missing key the expected one, as c10d does.
 std::string KeyValueStore::compare_set(const StoreRequest& request) {
   const auto& key = request.keys.front();
   const auto found = values_.find(key);

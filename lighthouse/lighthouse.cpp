@@ -6,10 +6,11 @@
 namespace weft::lighthouse {
 namespace {
 
-/// The clocks of hosts differ by less than this part.
+/// The clock rates of hosts differ by less than 1 / kDrift.
 constexpr int64_t kDrift = 20;
 
-/// Whether a group has the state with which `epoch` begins, or a later one.
+/// Returns true if a group has the state with which `epoch` begins, or a later
+/// one.
 bool has_state_of(const Report& report, const Epoch& epoch) {
   return (report.is_of_epoch && report.epoch.number == epoch.number) ||
          (epoch.base &&
@@ -21,8 +22,8 @@ bool has_state_of(const Report& report, const Epoch& epoch) {
 Lighthouse::Lighthouse(LighthouseOptions options, uint64_t ballot, Time now)
     : options_(options), ballot_(ballot), started_(now), updated_(now) {}
 
-// Another lighthouse was started with a greater ballot: this one begins again
-// as the newest, and knows nothing.
+// Restarts as the newest lighthouse, without any knowledge, because another one
+// was started with a greater ballot.
 void Lighthouse::restart(uint64_t ballot, Time now) {
   options_.is_first_start = false;
   *this = Lighthouse(options_, ballot, now);
@@ -36,9 +37,9 @@ void Lighthouse::receive(const Report& report, Time now) {
   for (const GroupId member : report.epoch.members) {
     groups_.try_emplace(member);
   }
-  // Messages may overtake one another. A group reports under this ballot once
-  // it has heard of it; what it said before may have changed by an earlier
-  // lighthouse.
+  // Messages may arrive out of order. A group reports under this ballot once it
+  // has heard of it. Reports under an earlier ballot do not count, because an
+  // earlier lighthouse may have changed the group's state since.
   if (report.ballot == ballot_ && report.has_finished) {
     finish(report.group);
   }
@@ -71,8 +72,9 @@ void Lighthouse::update(Time now) {
   }
 }
 
-// While this process did not run, because it was stopped or had no processor
-// time, no group was silent: what they sent is still to be read.
+// Excludes the time in which this process did not run, because it was stopped
+// or had no processor time. Messages that groups sent then are still to be
+// read.
 void Lighthouse::discount_pause(Time now) {
   const Time pause = now - std::exchange(updated_, now);
   if (pause < options_.suspect / 2) {
@@ -124,9 +126,9 @@ std::vector<GroupId> Lighthouse::joiners(Time now) const {
   return result;
 }
 
-// Whether groups may begin an epoch: if they are not too few, or have waited
-// for others as long as they want to. Without a state they have nothing to save
-// and wait on.
+// Returns true if groups may begin an epoch: if they are enough, or have waited
+// for others up to their timeout. Groups without a state have nothing to save
+// and wait without limit.
 bool Lighthouse::are_enough(
     const std::vector<GroupId>& members,
     bool have_state,
@@ -137,7 +139,7 @@ bool Lighthouse::are_enough(
       fewest = std::max(fewest, group.report->min_groups);
     }
   }
-  // Those that are left have no more than the end of the last step to do.
+  // After a group has finished, the others have to complete only the last step.
   if (std::ssize(members) >= fewest || has_finished_) {
     short_since_.reset();
     return true;
@@ -154,7 +156,7 @@ bool Lighthouse::are_enough(
       (have_state && timeout > Time{0} && now - *short_since_ >= timeout)) {
     return true;
   }
-  // One that does not respond can come back only if it is ended.
+  // A group that does not respond can come back only after it is ended.
   for (const auto& [id, group] : groups_) {
     if (group.report && !group.has_ended &&
         silence_of(group, now) > options_.end) {
@@ -164,9 +166,9 @@ bool Lighthouse::are_enough(
   return false;
 }
 
-// The newest epoch that the groups know of is the newest one if no epoch can
-// have followed it without one of those that have answered. One that turns up
-// later was made by an earlier lighthouse and has not begun, and can begin now.
+// Adopts the newest reported epoch if no other epoch can have followed it
+// without a group that has answered. If a newer one is reported later, an
+// earlier lighthouse made it. It has not begun, and may begin now.
 void Lighthouse::adopt_reported_epoch() {
   const Epoch* newest = current_ ? &*current_ : nullptr;
   for (const auto& [id, group] : groups_) {
@@ -244,7 +246,7 @@ void Lighthouse::try_next_epoch(Time now) {
       continue;
     }
     if (!has_left_current(member)) {
-      return; // It goes on, or will be told.
+      return; // It continues, or will be told to leave.
     }
     left.push_back(member);
   }
@@ -265,7 +267,8 @@ void Lighthouse::try_next_epoch(Time now) {
   }
 }
 
-// Whether a lighthouse that starts again will hear of an epoch of `members`.
+// Returns true if a lighthouse that starts again will hear of an epoch of
+// `members`.
 bool Lighthouse::keeps_majority(const std::vector<GroupId>& members, Time now) {
   size_t kept = 0;
   size_t possible = 0;
@@ -291,8 +294,8 @@ bool Lighthouse::keeps_majority(const std::vector<GroupId>& members, Time now) {
   return true;
 }
 
-/// Returns the commit after which the groups that left go on, or nothing if
-/// none of them has the state of the epoch.
+/// Returns the commit from which the groups that left continue. Returns nullopt
+/// if none of them has the state of the epoch.
 std::optional<Commit> Lighthouse::base_after(
     const std::vector<GroupId>& left) const {
   bool has_state = false;
@@ -314,8 +317,8 @@ std::optional<Commit> Lighthouse::base_after(
   return are_prepared ? next : base;
 }
 
-// Of all groups that may still act, each has left or is held: what remains is
-// the best state that has answered, or a checkpoint.
+// Begins a generation if every group that may still act has left its epoch or
+// is held. It begins from the best reported state, or from a checkpoint.
 void Lighthouse::try_new_generation(Time now) {
   if (!current_ && now - started_ <= held_after()) {
     return;
@@ -345,7 +348,7 @@ void Lighthouse::try_new_generation(Time now) {
     return;
   }
   if (best == nullptr && has_finished_) {
-    blocked_by_ = members; // There is nothing left to do for them.
+    blocked_by_ = members; // The groups that had the state have finished.
     return;
   }
   const auto base = best == nullptr ? Commit() : best->applied;
@@ -388,7 +391,8 @@ Reply Lighthouse::reply(GroupId id, Time now) const {
   } else if (
       is_member ? is_in_trouble(now)
                 : (current_ || now - started_ > held_after())) {
-    // Outside of the newest epoch, or that one has stayed unknown.
+    // The group's epoch lost a member, is not the newest one, or is still
+    // unknown after the lease.
     reply.directive = Directive::kLeave;
     reply.epoch = report.epoch;
   } else if (is_member) {

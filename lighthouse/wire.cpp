@@ -13,7 +13,7 @@ using nlohmann::json;
 
 constexpr uint32_t kLongest = 64 << 20;
 
-// The first element of each message.
+// The kind of a message, which is its first element.
 enum class Tag { kReport, kReply, kStoreRequest, kStoreAnswer };
 
 json to_json(const std::string& bytes) {

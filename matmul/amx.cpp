@@ -12,23 +12,24 @@ namespace cpublas = at::native::cpublas;
 
 namespace {
 
-/// Multiplications that justify another thread.
+/// The number of multiplications that justify another thread.
 constexpr int64_t kGrain = int64_t{1} << 20;
-/// Columns and inner sizes of one kernel. oneDNN writes out all instructions of
-/// a kernel, so its size is that of the product. What is added up in one kernel
-/// does not depend on threads.
+/// The columns and the inner size of one kernel. oneDNN generates all
+/// instructions of a kernel, so its code grows with the size of the matmul. The
+/// sums that one kernel adds up do not depend on the number of threads.
 constexpr int64_t kColumns = 256;
 constexpr int64_t kInner = 512;
 
 } // namespace
 
 bool is_available() {
-  // libtorch packs second matrices for AMX alone.
+  // libtorch packs second matrices only for AMX.
   return cpublas::could_pack(at::kBFloat16);
 }
 
 at::Tensor pair_columns(const at::Tensor& rows) {
-  // A view of another dtype cannot begin in the middle of one of its elements.
+  // The view as another dtype requires an offset that is a multiple of its
+  // element size.
   const auto aligned = rows.storage_offset() % 2 == 0 ? rows : rows.clone();
   return aligned.view(at::kInt).transpose(1, 2).clone(
       at::MemoryFormat::Contiguous);

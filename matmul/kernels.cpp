@@ -18,21 +18,23 @@ namespace {
 
 // Note [Which products are oneDNN's]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Only float32 on the CPU: of float64 and integers libtorch multiplies, and of
-// bfloat16 it calls oneDNN itself. A call of oneDNN costs 9 us before it
-// multiplies, of MKL 0.4: on an EPYC with AVX-512 they are level at 2^20
-// multiplications (96^3: 17 us each; 16 x 256 x 256: 23), and below they are
-// MKL's.
+// oneDNN is used only for float32 on the CPU. float64 and integers are
+// multiplied by libtorch's own kernels, and for bfloat16 libtorch calls oneDNN
+// itself. A call of oneDNN costs 9 us before it multiplies, and one of MKL 0.4
+// us. On an EPYC with AVX-512 both take the same time at 2^20 multiplications
+// (96^3: 17 us each; 16 x 256 x 256: 23 us). MKL is faster below that.
 //
-// The rule for one product looks at the second matrix alone, with some rows of
-// the first: oneDNN's sums of a row are the same bits however many rows there
-// are, so that those of a part of a batch, on another rank or in another
-// message (dtensor/kernels/chunked_matmul.h), are those of the whole. 2^14
-// elements of the second matrix are level at 64 rows. With a size of 1 oneDNN
-// is slower at every work (1024 x 1 x 1024: 174 against 52 us), with 2 it is at
-// times, from 4 on never.
+// The rule for one matmul depends only on the second matrix, if the first one
+// has a minimum number of rows. oneDNN's sums of a row have the same bits for
+// any number of rows. So the result for a part of a batch, on another rank or
+// in another message (dtensor/kernels/chunked_matmul.h), equals that for the
+// full batch. With 2^14 elements in the second matrix, both libraries take the
+// same time at 64 rows. With an inner size or column count of 1, oneDNN is
+// always slower (1024 x 1 x 1024: 174 against 52 us). With 2 it is sometimes
+// slower, and from 4 on never.
 //
-// Batches are counted whole (512 products of 16^3: 60 to 78 us).
+// For a batched matmul, the work of all matrices counts (512 matmuls of 16^3:
+// 60 to 78 us).
 constexpr int64_t kMinRows = 16;
 constexpr int64_t kMinSize = 4;
 constexpr int64_t kMinMatrix = int64_t{1} << 14;
@@ -50,8 +52,8 @@ bool is_worth_onednn(const at::Tensor& a, const at::Tensor& b) {
                             a.size(0) * rows * inner * columns >= kMinBatchWork;
 }
 
-// That shapes and dtypes are those of a product. If they are not, libtorch's
-// kernel has the error.
+// Returns true if shapes and dtypes are those of a matmul. Otherwise libtorch's
+// kernel reports the error.
 bool is_product(const at::Tensor& a, const at::Tensor& b, int64_t ndim) {
   return a.dim() == ndim && b.dim() == ndim &&
          a.scalar_type() == b.scalar_type() &&
@@ -65,13 +67,13 @@ bool takes_float(const at::Tensor& a, const at::Tensor& b, int64_t ndim) {
          (ndim == 2 || onednn::support().has_matmul);
 }
 
-// bfloat16 that this processor cannot multiply.
+// Returns true for bfloat16 that oneDNN cannot multiply on this processor.
 bool is_widened(const at::Tensor& a, const at::Tensor& b) {
   return library() == Library::kOneDnn && a.scalar_type() == at::kBFloat16 &&
          b.scalar_type() == at::kBFloat16 && !onednn::support().has_bfloat16;
 }
 
-// That oneDNN may write to `out` as it is.
+// Returns true if oneDNN can write to `out` directly.
 bool takes_result(
     const at::Tensor& out,
     const at::Tensor& a,
@@ -83,7 +85,8 @@ bool takes_result(
          at::get_overlap_status(out, b) == at::MemOverlapStatus::No;
 }
 
-// libtorch's own kernels, for matrices and for batches of them.
+// libtorch's own kernels for matrices. `Batches` names those for batches of
+// matrices.
 struct Matrices {
   static constexpr int64_t kNdim = 2;
   static constexpr auto product = &at::cpu::mm;
@@ -102,7 +105,7 @@ struct Batches {
   static constexpr auto sum_in_place = &at::cpu::baddbmm_;
 };
 
-// That what a product is added to is taken as it is, in float32.
+// Returns true if oneDNN can add to the addend as it is, in float32.
 bool takes_addend(
     const at::Tensor& addend,
     c10::IntArrayRef sizes,
@@ -166,7 +169,8 @@ at::Tensor sum(
   return Kernels::sum(addend, a, b, beta, alpha);
 }
 
-// The sum in memory that is given, if oneDNN takes it; whether it does.
+// Writes the sum to `out` and returns true if oneDNN supports these tensors.
+// Otherwise returns false.
 template <class Kernels>
 bool sum_into(
     at::Tensor& out,
@@ -240,7 +244,7 @@ torch::Library replace_kernels() {
 } // namespace
 
 void register_kernels() {
-  // libtorch warns that its kernels are replaced, which is what is wanted.
+  // Suppresses libtorch's warning that its kernels are replaced.
   static const auto library = mesh::without_warnings(replace_kernels);
 }
 

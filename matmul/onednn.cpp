@@ -9,8 +9,8 @@
 
 #include "mesh/error/error.h"
 
-// libtorch exports it and has no header for it. Weak: a libtorch without it is
-// one more reason for support() to give.
+// libtorch exports this function without declaring it in a header. It is weak,
+// because a libtorch may lack it. multiply() then uses linear_pointwise().
 namespace at::native {
 __attribute__((weak)) void mkldnn_matmul(
     const Tensor& a,
@@ -32,18 +32,18 @@ using LinearPointwise = at::Tensor(
     Scalars scalars,
     std::optional<c10::string_view> algorithm);
 
-// An op of libtorch that TorchInductor's programs call: x w', with what follows
-// a linear layer, of which nothing is asked here.
+// Returns a b through an op that TorchInductor's programs call. The op computes
+// x w' and can fuse an activation, which is not used here.
 at::Tensor linear_pointwise(const at::Tensor& a, const at::Tensor& b) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
                              .typed<LinearPointwise>();
-  // A transposed view on the left costs a quarter of the speed.
+  // The op is a quarter slower if the left matrix is a transposed view.
   return op.call(a.contiguous(), b.t(), std::nullopt, "none", Scalars(), "");
 }
 
-// Why `multiply` does not give the product of two small matrices of `dtype`;
-// empty: it does.
+// Returns the reason why `multiply` fails for two small matrices of `dtype`.
+// Empty if it returns their product.
 std::string try_product(
     c10::ScalarType dtype,
     const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>&
@@ -52,7 +52,7 @@ std::string try_product(
     const auto a = at::arange(6, at::kFloat).view({2, 3}).to(dtype);
     const auto b = at::arange(12, at::kFloat).view({3, 4}).to(dtype);
     const auto product = multiply(a, b);
-    // Small integers, which both dtypes hold.
+    // These are integers that both dtypes represent exactly.
     const auto expected = at::tensor({20, 23, 26, 29, 56, 68, 80, 92});
     return at::equal(product.to(at::kLong).flatten(), expected.to(at::kLong))
                ? ""

@@ -1,4 +1,4 @@
-// Shape suffixes: see llama.h.
+// Shape suffixes are explained in llama.h.
 
 #include "models/gpt2.h"
 
@@ -17,8 +17,8 @@ torch::nn::LayerNorm gpt2_norm(const Gpt2Config& config) {
       torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
 }
 
-// Of the layers that add to the residual stream: their sum has the variance of
-// one.
+// Returns the init std of the layers that add to the residual stream. Their sum
+// then has the variance of a single layer.
 double residual_std(const Gpt2Config& config) {
   return kGpt2InitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
@@ -90,7 +90,7 @@ Gpt2ModelImpl::Gpt2ModelImpl(const Gpt2Config& config)
 
 at::Tensor Gpt2ModelImpl::forward(const at::Tensor& tokens, KvCache* cache) {
   const int64_t seen = cache == nullptr ? 0 : cache->length();
-  // T rows one after the other, rather than a look-up of their numbers.
+  // Takes T consecutive rows instead of looking up position numbers.
   const auto positions_TD = wpe->weight.narrow(0, seen, tokens.size(1));
   auto x = torch::dropout(wte(tokens) + positions_TD, dropout_, is_training());
   for (size_t i = 0; i < h->size(); ++i) {
@@ -109,7 +109,7 @@ Gpt2LMHeadModelImpl::Gpt2LMHeadModelImpl(const Gpt2Config& config) {
 at::Tensor Gpt2LMHeadModelImpl::forward(const at::Tensor& tokens) {
   KvCache* const no_cache = nullptr;
   const auto x = dtensor::call(transformer, tokens, no_cache);
-  // As Llama's tied head.
+  // See LlamaForCausalLMImpl::logits_of() for the reason to call at::linear.
   return at::linear(x, transformer->wte->weight);
 }
 

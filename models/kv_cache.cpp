@@ -1,4 +1,4 @@
-// Shape suffixes: see llama.h.
+// Shape suffixes are explained in llama.h.
 
 #include "models/kv_cache.h"
 
@@ -10,7 +10,7 @@
 namespace weft::models {
 namespace {
 
-// With room for `room` tokens behind what `buffer` has.
+// Returns a copy of `buffer` that has room for `room` tokens in total.
 at::Tensor with_room(const at::Tensor& buffer, int64_t room) {
   return at::constant_pad_nd(buffer, {0, 0, 0, room - buffer.size(2)});
 }
@@ -79,7 +79,7 @@ at::Tensor causal_attention(
   }
   std::optional<at::Tensor> mask;
   if (seen > 0 && T > 1) {
-    // Of each new token, those up to itself.
+    // Each new token attends to all tokens up to itself.
     mask = q_BHTd.new_ones({T, seen + T}, at::kBool).tril(seen);
   }
   return at::scaled_dot_product_attention(

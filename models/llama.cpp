@@ -1,4 +1,4 @@
-// Shape suffixes: see llama.h.
+// Shape suffixes are explained in llama.h.
 
 #include "models/llama.h"
 
@@ -17,7 +17,7 @@ torch::nn::Linear linear(int64_t in, int64_t out) {
 }
 
 at::Tensor rotate(const at::Tensor& x_BHTd, const RotaryTables& rotary) {
-  // Under autocast products have another dtype than embeddings.
+  // Under autocast, the outputs of matmuls have another dtype than embeddings.
   const auto dtype = x_BHTd.scalar_type();
   return dtensor::rotary_embedding(
       x_BHTd, rotary.cos_Td.to(dtype), rotary.sin_Td.to(dtype));
@@ -118,7 +118,8 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, KvCache* cache) {
   const int64_t seen = cache == nullptr ? 0 : cache->length();
   const auto tables = named_buffers(/*recurse=*/false);
   auto x = embed_tokens(tokens);
-  // Of another dtype where parameters are cast to compute.
+  // If the parameters are cast for computing, the dtype of x differs from that
+  // of the tables.
   const RotaryTables rotary{
       tables["rotary_cos"].narrow(0, seen, T).to(x.scalar_type()),
       tables["rotary_sin"].narrow(0, seen, T).to(x.scalar_type())};
@@ -149,8 +150,8 @@ std::set<std::string> LlamaForCausalLMImpl::computed_buffers() const {
 }
 
 at::Tensor LlamaForCausalLMImpl::logits_of(const at::Tensor& x) {
-  // at::linear, which DTensors know as one op, and not nn::functional's, which
-  // spells it out as a matmul with the transposed weight.
+  // DTensors treat at::linear as one op. nn::functional's linear would
+  // decompose it into a matmul with the transposed weight.
   return lm_head ? lm_head(x) : at::linear(x, model->embed_tokens->weight);
 }
 

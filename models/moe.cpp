@@ -1,4 +1,4 @@
-// Shape suffixes: see moe.h; L layers.
+// Shape suffixes are explained in moe.h. L is the number of layers.
 
 #include "models/moe.h"
 
@@ -18,12 +18,12 @@ at::Tensor normal_weights(std::vector<int64_t> sizes) {
   return weights;
 }
 
-// What a softmax is computed in.
+// Returns the dtype in which the router's softmax is computed.
 at::ScalarType router_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// What ranks that cut the sequences have each a term of, added up.
+// Reduces a Partial loss. Ranks that shard the sequences have one term each.
 at::Tensor added_up(const at::Tensor& loss) {
   return loss.defined() && dtensor::is_dtensor(loss)
              ? dtensor::redistribute_to(
@@ -33,7 +33,7 @@ at::Tensor added_up(const at::Tensor& loss) {
              : loss;
 }
 
-// See MoeForCausalLMImpl::auxiliary_loss().
+// Returns the load-balancing loss. See MoeForCausalLMImpl::auxiliary_loss().
 at::Tensor balance_loss(const std::vector<Routing>& routings) {
   std::vector<at::Tensor> index;
   std::vector<at::Tensor> probabilities;
@@ -45,8 +45,8 @@ at::Tensor balance_loss(const std::vector<Routing>& routings) {
   const int64_t T = last.index.size(-2);
   const int64_t k = last.index.size(-1);
   const int64_t E = last.logits.size(-1);
-  // One sum over the ranks for all layers: the product with the other factor is
-  // linear in it.
+  // The counts of all layers are stacked, so that one reduction over the ranks
+  // is enough. This is valid because the result is linear in the other factor.
   const auto counts_LBE = dtensor::expert_counts(torch::stack(index), E);
   const auto sums_LBE = torch::stack(probabilities);
   const auto shares_LBE =

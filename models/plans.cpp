@@ -63,8 +63,9 @@ tp::ParallelizePlan gpt2_plan(
       {"transformer.h.*.attn.c_proj", rows},
       {"transformer.h.*.mlp.c_fc", columns},
       {"transformer.h.*.mlp.c_proj", rows}};
-  // Told that it is whole, a norm takes its gradient whole: those of its
-  // weights and of row biases are not left pending then.
+  // NoParallel makes a norm replicate its output gradient. Otherwise the
+  // gradients of the norm's weights and of the biases of row-wise layers would
+  // be Partial.
   for (const auto* norm :
        {"transformer.h.*.ln_1", "transformer.h.*.ln_2", "transformer.ln_f"}) {
     plan.emplace_back(
@@ -103,8 +104,9 @@ tp::ParallelizePlan vit_plan(
       {"vit.layers.*.mlp.fc1", columns},
       {"vit.layers.*.mlp.fc2", rows},
       {"classifier", ColwiseParallel({.output_layouts = options.logits()})}};
-  // Told that it is whole, a norm takes its gradient whole: those of its
-  // weights and of row biases are not left pending then.
+  // NoParallel makes a norm replicate its output gradient. Otherwise the
+  // gradients of the norm's weights and of the biases of row-wise layers would
+  // be Partial.
   for (const auto* norm :
        {"vit.layers.*.layernorm_before",
         "vit.layers.*.layernorm_after",

@@ -100,7 +100,6 @@ MlpConfig mlp_config(const config::Recipe& recipe) {
       .dropout = model.dropout};
 }
 
-// A type from its config of a recipe, its model and its plan.
 template <auto Config, class Impl, auto Plan>
 ModelType type(
     std::string name,
@@ -215,7 +214,8 @@ void detail::resolve_with(
     read(options);
   } catch (const mesh::UsageError&) {
     throw;
-  } catch (const c10::ValueError& error) { // a check of the model's own
+  } catch (const c10::ValueError& error) {
+    // A check of the model's own failed.
     config::refuse(recipe, "model.options", error.what_without_backtrace());
   }
   recipe.model.options = options.finish();

@@ -1,4 +1,4 @@
-// Shape suffixes: see vit.h.
+// Shape suffixes are explained in vit.h.
 
 #include "models/vit.h"
 

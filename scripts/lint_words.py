@@ -11,6 +11,12 @@ import re
 import subprocess
 import sys
 
+BEGINS = "begins: "
+PRODUCT = ",".join(
+    f"{folder}/**/*.{suffix}" for suffix in ("cpp", "cu")
+    for folder in """base lighthouse mesh matmul dtensor cuda tp data_parallel ddp elastic
+    fsdp checkpoint config tokenizers models data hf train inference cli launcher
+    testkit""".split())
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -21,15 +27,18 @@ def regex_of(glob):
 
 
 def read_rules(path):
-    """[(regex, [glob regex, ...])], and the globs of exempt files."""
+    """[(regex, begins, [glob regex, ...])], and the globs of exempt files. `begins` is
+    true for a rule that concerns the first line of a comment only."""
     rules, exempt = [], []
     for line in path.read_text().splitlines():
         if line.startswith("!"):
             exempt.append(regex_of(line[1:]))
         elif line and not line.startswith("#"):
             regex, globs = line.split("\t")
-            rules.append(
-                (re.compile(regex), [regex_of(glob) for glob in globs.split(",")]))
+            globs = globs.replace("@product", PRODUCT)
+            begins = regex.startswith(BEGINS)
+            rules.append((re.compile(regex.removeprefix(BEGINS)), begins,
+                          [regex_of(glob) for glob in globs.split(",")]))
     return rules, exempt
 
 
@@ -45,10 +54,12 @@ def files():
 
 def findings(name, rules):
     text = (ROOT / name).read_bytes().decode(errors="replace")
+    is_inside = False
     for number, line in enumerate(text.splitlines(), 1):
-        for regex in rules:
+        was_inside, is_inside = is_inside, line.lstrip().startswith("//")
+        for regex, begins in rules:
             match = regex.search(line)
-            if match:
+            if match and not (begins and was_inside and is_inside):
                 yield f"{name}:{number}: {match[0].strip()}    <- {regex.pattern}"
 
 
@@ -56,7 +67,7 @@ def main():
     rules, exempt = read_rules(ROOT / "scripts" / "lint_words.txt")
     found = 0
     for name in files():
-        own = [regex for regex, globs in rules
+        own = [(regex, begins) for regex, begins, globs in rules
                if any(glob.match(name) for glob in globs)]
         if not own or any(glob.match(name) for glob in exempt) or not (
                 ROOT / name).is_file():

@@ -56,7 +56,6 @@ struct Ranks::State {
     }
   }
 
-  /// The thread of a rank: each body in turn.
   void serve(RankContext& rank) {
     at::set_num_threads(1);
     std::unique_lock lock(mutex);
@@ -78,7 +77,8 @@ struct Ranks::State {
     }
   }
 
-  // Only the first: the others fail because this rank is gone.
+  // Records the first failure and aborts all ranks. Later failures are ignored,
+  // because they follow from the abort.
   void fail(const RankContext& rank, std::exception_ptr cause) {
     {
       const std::lock_guard lock(mutex);
@@ -97,9 +97,9 @@ struct Ranks::State {
   std::mutex mutex;
   std::condition_variable begun;
   std::condition_variable ended;
-  // Under the mutex:
+  // The mutex protects the following members.
   const std::function<void(RankContext&)>* body = nullptr;
-  int64_t bodies = 0; // that were begun
+  int64_t bodies = 0; // The number of bodies that have begun.
   size_t running = 0;
   bool is_ending = false;
   std::optional<RankError> error;

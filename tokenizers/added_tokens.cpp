@@ -22,7 +22,7 @@ size_t character_before(std::string_view text, size_t end) {
   return begin;
 }
 
-// Whether a word goes on at `offset`, which lies inside of the text.
+// Returns true if a word character is at `offset`, which is inside the text.
 bool has_word_at(std::string_view text, size_t offset) {
   const Pattern word("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]");
   return word.find(text.substr(offset, utf8_length(text[offset])), 0)
@@ -123,7 +123,8 @@ AddedTokens::AddedTokens(
   }
 }
 
-// The library numbers tokens itself, and what the file says is a comment.
+// Hugging Face's library assigns the IDs itself and ignores those in the file.
+// A file with other IDs is refused.
 void AddedTokens::assign_id(
     const JsonNode& node,
     AddedToken& token,
@@ -181,7 +182,8 @@ void AddedTokens::split(
       end = spaces_after(text, end);
     }
     if (end <= begin) {
-      continue; // spaces that the token before took
+      // The previous token has taken these spaces.
+      continue;
     }
     if (done < begin) {
       sink(text.substr(done, begin - done), nullptr);

@@ -22,7 +22,7 @@ uint64_t pair_key(int32_t left, int32_t right) {
          static_cast<uint32_t>(right);
 }
 
-// The two tokens of a merge: ["a", "b"] or "a b".
+// Returns the two tokens of a merge, which is ["a", "b"] or "a b".
 std::pair<std::string, std::string> read_pair(const JsonNode& node) {
   if (node.value().is_array()) {
     const auto parts = node.elements();
@@ -51,7 +51,6 @@ void MergeTable::reserve(size_t count) {
   slots_.assign(size, {});
 }
 
-// Where a pair is, or would be.
 size_t MergeTable::place_of(uint64_t pair) const {
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
   const size_t mask = slots_.size() - 1;
@@ -76,7 +75,7 @@ const MergeTable::Merge* MergeTable::find(int32_t left, int32_t right) const {
 
 BpeModel::BpeModel(const JsonNode& node, bool is_byte_level)
     : is_byte_level_(is_byte_level) {
-  // Files before 2020 leave the type out.
+  // Files from before 2020 have no type.
   if (node.find("type") && node.type() != "BPE") {
     node.refuse_type();
   }
@@ -191,13 +190,14 @@ BpeModel::Unit BpeModel::unit_of(const std::string& text) const {
 
 // Note [Cutting where no merge reaches]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A tokenizer that was made from a SentencePiece model has no words: it spells
-// spaces as U+2581 and merges all over the text, at once. Its merges never join
-// another character with a U+2581 to the right of it, or the pieces of two
-// words would be one. Where no merge in the file does, none can ever reach over
-// such a place, whatever came before: the text falls apart there, and the parts
-// are as short as words and are met again. That U+2581 is a token itself ends
-// unknown characters before it.
+// A tokenizer that was converted from a SentencePiece model does not split text
+// into words. It replaces spaces by U+2581 and merges over the full text. Its
+// merges never join another character with a U+2581 to its right, because that
+// would join pieces of two words. If no merge in the file does, no merge can
+// ever cross such a place, whatever the context is. So the text is split there,
+// into parts that are as short as words and occur repeatedly, which makes the
+// cache effective. U+2581 must itself be a token, so that a sequence of unknown
+// characters ends before it.
 void BpeModel::for_each_piece(
     std::string_view word,
     c10::function_ref<void(std::string_view)> visit) const {
@@ -272,7 +272,8 @@ void BpeModel::begin_symbols(std::string_view word) const {
         word.size()));
   }
   symbols_.clear();
-  bool is_unknown = false; // one is waiting, to be one with the next maybe
+  // An unknown character is pending. fuse_unk_ merges it with the next one.
+  bool is_unknown = false;
   size_t step = 1;
   for (size_t i = 0; i < word.size(); i += step) {
     step = is_byte_level_ ? 1 : utf8_length(word[i]);
@@ -342,7 +343,8 @@ void BpeModel::merge_at(const Candidate& candidate) const {
   Symbol& right = symbols_[static_cast<size_t>(left.next)];
   const auto* merge = merges_.find(left.id, right.id);
   if (merge == nullptr || merge->id != candidate.id) {
-    return; // one of the two has become part of another since
+    // Since then, one of the two symbols has become part of another.
+    return;
   }
   left.id = candidate.id;
   left.next = right.next;

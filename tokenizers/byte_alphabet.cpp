@@ -10,8 +10,8 @@ constexpr bool is_visible_byte(unsigned byte) {
          byte >= 0xae;
 }
 
-// Visible characters of Latin-1 stand for themselves; the others are numbered
-// from U+0100 on.
+// Maps the visible characters of Latin-1 to themselves and all other bytes to
+// the characters from U+0100 on.
 constexpr std::array<char32_t, 256> make_alphabet() {
   std::array<char32_t, 256> characters{};
   char32_t next = 0x100;

@@ -13,7 +13,7 @@ namespace {
 HeadedText strip_spaces(const HeadedText& from, bool left, bool right) {
   const std::string& text = from.text;
   size_t begin = 0;
-  size_t end = 0; // of the last character that is no space
+  size_t end = 0; // The end of the last character that is not a space.
   bool leading = true;
   for (size_t i = 0; i < text.size(); i += utf8_length(text[i])) {
     if (!is_white_space(utf8_at(text, i))) {
@@ -34,7 +34,9 @@ HeadedText prepend(const std::string& prefix, HeadedText text) {
   if (text.text.empty()) {
     return text;
   }
-  if (prefix.empty()) { // puts the first character in its own place
+  if (prefix.empty()) {
+    // The library replaces the first character by itself, so the head has all
+    // of its bytes.
     text.head = std::max(text.head, utf8_length(text.text[0]));
   } else if (text.head > 0) {
     text.head += prefix.size();
@@ -43,7 +45,7 @@ HeadedText prepend(const std::string& prefix, HeadedText text) {
   return text;
 }
 
-// Replaces matches, which are given from left to right.
+// A text in which matches are replaced. match() is called from left to right.
 class Replacer {
  public:
   Replacer(const HeadedText& from, const std::string& content)
@@ -95,7 +97,8 @@ HeadedText replace_matches(
     const std::string& content,
     const HeadedText& from) {
   Replacer replacer(from, content);
-  if (!from.text.empty()) { // an empty text has no matches, not even empty ones
+  if (!from.text.empty()) {
+    // An empty text has no matches, not even empty ones.
     pattern.for_each(from.text, [&](const Pattern::Match& match) {
       replacer.match(match.begin, match.end);
     });
@@ -154,7 +157,7 @@ void Normalizers::add(const JsonNode& node) {
   } else if (type == "Replace") {
     const auto [kind, written] = node.at("pattern").pattern();
     const std::string content = node.at("content").string();
-    // An empty string is an expression too, which matches everywhere.
+    // An empty string is also an expression, which matches at every position.
     if (kind == "String" && !written.empty()) {
       steps_.emplace_back([pattern = written, content](const HeadedText& text) {
         return replace_strings(pattern, content, text);

@@ -27,7 +27,8 @@ std::string pcre2_message(int code) {
 
 pcre2_code*
 compile_pcre2(const std::string& translated, int& error, size_t& offset) {
-  // Ruby's syntax, which the files are written for: ^ and $ are of lines.
+  // PCRE2_MULTILINE matches Ruby's syntax, which the files use: ^ and $ are the
+  // ends of lines.
   return pcre2_compile(
       reinterpret_cast<PCRE2_SPTR>(translated.data()),
       translated.size(),
@@ -47,18 +48,19 @@ bool is_script(const std::string& name) {
 
 // Note [Two regular expression libraries]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// The files are written for Oniguruma; PCRE2 finds the same where these are
-// rewritten:
-//  \s is Unicode's White_Space; PCRE2's has U+180E too.
-//  \w is what is alphabetic, marks, decimal digits and connectors, and outside
-//     of a class the superscripts and fractions of Latin-1; PCRE2's has no
-//     marks and all numbers.
-//  \v is one character, PCRE2's several; \u is PCRE2's \x{}.
-//  \p{Han} is of the characters whose own script is Han; PCRE2's is of all that
-//     Han text uses.
-// What is left (\h, \R, \X, \b, \G, \K, set operations in classes ..) means
-// something else there, or nothing, and is refused.
-// Each knows the characters of a version of Unicode, PCRE2 10.42 those of 14.
+// The files are written for Oniguruma. PCRE2 has the same matches after these
+// are rewritten:
+//   \s is Unicode's White_Space. PCRE2's also has U+180E.
+//   \w is alphabetic characters, marks, decimal digits and connectors, and
+//      outside of a class the superscripts and fractions of Latin-1. PCRE2's
+//      has no marks and all numbers.
+//   \v is one character in Oniguruma and several in PCRE2. \u is PCRE2's \x{}.
+//   \p{Han} has the characters whose own script is Han. PCRE2's has all
+//      characters that Han text uses.
+// The other expressions (\h, \R, \X, \b, \G, \K, set operations in classes,
+// ...) have another meaning or none in PCRE2 and are refused. Each library
+// knows the characters of one version of Unicode; PCRE2 10.42 those of version
+// 14.
 class Translator {
  public:
   explicit Translator(const std::string& expression) : in_(expression) {}
@@ -104,7 +106,7 @@ class Translator {
     if (in_[at_] == '(' && peek(1) == '?') {
       group();
     }
-    // A possessive interval is a repeated one in Ruby's syntax.
+    // In Ruby's syntax, `+` behind an interval repeats the interval.
     if (in_[at_] == '}' && peek(1) == '+') {
       refuse_pattern(in_, "`}+` is not supported");
     }
@@ -116,7 +118,8 @@ class Translator {
     const bool behind = kind == '<' && (peek(3) == '=' || peek(3) == '!');
     if (kind == ':' || kind == '=' || kind == '!' || kind == '>' || behind ||
         (kind == 'i' && peek(3) == ':') ||
-        (kind == 'i' && peek(3) == ')' && at_ == 0) || // else till where?
+        // (?i) is supported only at the start, where its scope is clear.
+        (kind == 'i' && peek(3) == ')' && at_ == 0) ||
         (kind == '-' && peek(3) == 'i' && peek(4) == ':')) {
       return;
     }
@@ -314,7 +317,7 @@ std::unique_ptr<Pattern::Code> Pattern::compile(const std::string& translated) {
 std::optional<Pattern::Match> Pattern::find(std::string_view text, size_t from)
     const {
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  // With a text that is known to be UTF-8, the fast way in.
+  // The text is known to be UTF-8, so neither function checks it.
   const int found = code_->is_jit ? pcre2_jit_match(
                                         code_->code,
                                         subject,

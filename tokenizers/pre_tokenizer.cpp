@@ -12,7 +12,6 @@
 namespace weft::tokenizers {
 namespace {
 
-/// The handling of the matches of a pattern.
 enum class Behavior {
   kIsolated,
   kRemoved,
@@ -21,8 +20,8 @@ enum class Behavior {
   kContiguous,
 };
 
-// Cuts a text into the matches of a pattern and what lies between them, and
-// joins these as the behavior says.
+// A splitter of a text into the matches of a pattern and the parts in between,
+// which it joins according to the behavior.
 class Cutter {
  public:
   Cutter(
@@ -71,7 +70,6 @@ class Cutter {
     last_was_match_ = is_match;
   }
 
-  // Whether a part belongs to the one that is held back.
   bool joins(bool is_match) const {
     switch (behavior_) {
       case Behavior::kMergedWithPrevious:
@@ -108,7 +106,7 @@ class Cutter {
   bool last_was_match_ = false;
 };
 
-// Split, Digits, Punctuation, WhitespaceSplit.
+// The pre-tokenizers Split, Digits, Punctuation and WhitespaceSplit.
 class SplitByPattern : public PreTokenizer {
  public:
   SplitByPattern(Pattern pattern, Behavior behavior, bool invert = false)
@@ -129,8 +127,9 @@ class SplitByPattern : public PreTokenizer {
   bool invert_;
 };
 
-// GPT-2's words, or the text as it is. That the pieces are then spelt in an
-// alphabet of bytes is left to the model, which reads the bytes.
+// The words of GPT-2, or the unchanged text. Hugging Face's pre-tokenizer also
+// spells the pieces in an alphabet of bytes. This is unnecessary here, because
+// the model reads bytes.
 class ByteLevelWords : public PreTokenizer {
  public:
   ByteLevelWords(bool add_prefix_space, bool use_regex)
@@ -164,7 +163,8 @@ class ByteLevelWords : public PreTokenizer {
   std::unique_ptr<SplitByPattern> words_;
 };
 
-// Writes spaces as a visible character, which begins words.
+// A pre-tokenizer that replaces spaces by a visible character, which then
+// begins words.
 class Metaspace : public PreTokenizer {
  public:
   enum class Prepend { kAlways, kFirst, kNever };

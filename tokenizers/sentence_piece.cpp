@@ -14,8 +14,8 @@ class SentencePieceTokenizer : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& content, std::string path)
       : path_(std::move(path)), fingerprint_(content_fingerprint(content)) {
-    // It has parsed anything that is not a message of another kind, also
-    // nothing at all.
+    // The library accepts everything that protobuf can parse, including an
+    // empty file.
     check(processor_.LoadFromSerializedProto(content), "not a model");
     if (processor_.GetPieceSize() == 0) {
       fail("not a model: it has no pieces");
@@ -36,11 +36,12 @@ class SentencePieceTokenizer : public Tokenizer {
 
   // Note [Bytes that are no character]
   // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-  // The library decodes bytes that are no character to U+FFFD. Who reads tokens
-  // as they come then cannot tell half a character from none at all, so bytes
-  // are put together here. What follows bytes is decoded behind an "a", which
-  // is cut off again: the first piece of a text loses its leading space, and
-  // this one is not the first.
+  // The library decodes bytes that are not a complete character to U+FFFD. A
+  // caller that decodes a stream of tokens then cannot distinguish half a
+  // character from an invalid one, so this function joins the bytes itself.
+  // Tokens that follow bytes are decoded behind an "a", which is removed
+  // afterwards, because the library removes the leading space of the first
+  // piece of a text.
   std::string decode(std::span<const int64_t> tokens) const override {
     std::string text;
     std::vector<int> run;
@@ -91,7 +92,8 @@ class SentencePieceTokenizer : public Tokenizer {
     }
   }
 
-  // The library takes a text whole, and 130 times its size in memory.
+  // The library processes a text at once and needs 130 times its size in
+  // memory.
   void check_size(size_t size) const {
     constexpr size_t kMax = 64 << 20;
     if (size > kMax) {
@@ -107,7 +109,7 @@ class SentencePieceTokenizer : public Tokenizer {
     return id < 0 ? std::nullopt : std::optional<int64_t>(id);
   }
 
-  // "<0x0A>".
+  // Returns the byte of a piece such as "<0x0A>".
   char byte_of(int id) const {
     const std::string& piece = processor_.IdToPiece(id);
     return static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));

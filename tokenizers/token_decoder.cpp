@@ -32,7 +32,6 @@ bool is_hex_digit(char c) {
          (c >= 'A' && c <= 'F');
 }
 
-// "<0x0A>" becomes the byte.
 Names from_byte_fallback(Names names) {
   for (std::string& name : names) {
     if (name.size() == 6 && name.starts_with("<0x") && name.ends_with('>') &&
@@ -110,7 +109,8 @@ void TokenDecoder::add(const JsonNode& node) {
   }
 }
 
-// The first token's loses the space that was put before the text.
+// Replaces the visible character by a space. The first token loses the space
+// that encoding put before the text.
 void TokenDecoder::add_metaspace(const JsonNode& node) {
   const auto scheme = node.find("prepend_scheme");
   const bool prepends = (!scheme || scheme->string() != "never") &&

@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every byte is a token.
 class ByteTokenizer : public Tokenizer {
  public:
   static constexpr int64_t kVocabSize = 256;
@@ -64,7 +63,6 @@ class ByteTokenizer : public Tokenizer {
       reason));
 }
 
-// The tokenizer's file in a folder.
 std::string file_in(const std::string& folder) {
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model"}) {

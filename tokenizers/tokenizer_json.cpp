@@ -30,13 +30,13 @@ nlohmann::json parse_json(std::string_view text, const std::string& path) {
   }
 }
 
-// The tokens that stand around a text.
 struct Ends {
   std::optional<std::string> bos;
   std::optional<std::string> eos;
 };
 
-// "<s>" or {"content": "<s>", ..}.
+// Returns the name of a token, which is written as "<s>" or {"content": "<s>",
+// ...}.
 std::optional<std::string> token_name(const JsonNode& node, const char* key) {
   const auto found = node.find(key);
   if (!found) {
@@ -59,7 +59,7 @@ std::optional<Ends> ends_in_file(const fs::path& path) {
   return ends.bos || ends.eos ? std::optional(ends) : std::nullopt;
 }
 
-// What encode() leaves to its caller: only looked at for begin and end tokens.
+// Reads only the begin and end tokens, because encode() does not add any.
 void read_post_processor(const JsonNode& node, Ends& ends) {
   const std::string type = node.type();
   if (type == "Sequence") {
@@ -200,8 +200,8 @@ class BpeTokenizer : public Tokenizer {
     return found->second;
   }
 
-  // A part of the text, from `begin` on, in which there is no token to be found
-  // as it is.
+  // Encodes a part of the text, starting at `begin`, that contains no added
+  // tokens.
   void encode_part(
       std::string_view part,
       size_t begin,

@@ -5,7 +5,6 @@
 namespace weft::tokenizers {
 namespace {
 
-// Bytes of the character at the beginning of `text`; 0: none begins there.
 size_t valid_length(std::string_view text) {
   const auto byte = [&](size_t i) {
     return static_cast<unsigned char>(text[i]);
@@ -22,7 +21,7 @@ size_t valid_length(std::string_view text) {
   }
   if (lead >= 0xe0 && lead <= 0xef) {
     const unsigned least = lead == 0xe0 ? 0xa0 : 0x80;
-    const unsigned most = lead == 0xed ? 0x9f : 0xbf; // no surrogates
+    const unsigned most = lead == 0xed ? 0x9f : 0xbf; // excludes surrogates
     return follows(1, least, most) && follows(2, 0x80, 0xbf) ? 3 : 0;
   }
   if (lead >= 0xf0 && lead <= 0xf4) {

@@ -16,7 +16,7 @@ namespace {
 using Packed = dtensor::SavedTensorsHooks::Packed;
 using Memory = std::unordered_set<const c10::StorageImpl*>;
 
-// A saved tensor, or its part.
+// A saved tensor, or this rank's shard of it if `is_part` is true.
 struct SavedPart {
   at::Tensor tensor;
   bool is_part;
@@ -29,7 +29,8 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
       .unsafeGetStorageImpl();
 }
 
-// What lives anyhow.
+// Returns the memory of parameters. They stay allocated, so sharding them would
+// save nothing.
 Memory memory_of_parameters(const torch::nn::Module& module) {
   Memory memory;
   for (const auto& parameter : module.parameters()) {
@@ -95,7 +96,7 @@ void input_reshard(
   }
   const auto resharding =
       std::make_shared<const Resharding>(mesh, *input_reshard_dim);
-  // The hooks live in the module, so the module outlives them.
+  // The module owns the hooks, so the reference to it stays valid.
   dtensor::module_hooks(module).around.emplace_back(
       [resharding, &module](const dtensor::ModuleHooks::Forward& forward) {
         const dtensor::SavedTensorsHooks hooks(

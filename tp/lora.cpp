@@ -110,7 +110,9 @@ small_linear(int64_t in, int64_t out, const at::TensorOptions& options) {
   return linear;
 }
 
-// Beside a weight that is placed as `weight` says: see dtensor::LinearAdapter.
+// Returns the placements of an adapter's weight, given those of the layer's
+// weight. They are sharded where the layer's weight is sharded along `dim`. See
+// dtensor::LinearAdapter.
 dtensor::Placements beside(const Placements& weight, int64_t dim) {
   Placements placements;
   for (const auto& cut : weight) {

@@ -10,7 +10,7 @@
 namespace weft::tp {
 namespace {
 
-// A name that a pattern could have been, and how far it is.
+// A name to suggest for a pattern, and its edit distance.
 struct Candidate {
   int64_t distance = 0;
   std::string name;
@@ -18,7 +18,8 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-// Component by component where there are as many, so that globs stay.
+// Compares component by component if their numbers are equal, so that the
+// suggestion keeps matching globs.
 Candidate candidate(std::string_view pattern, std::string_view path) {
   const auto written = base::components_of(pattern);
   const auto actual = base::components_of(path);

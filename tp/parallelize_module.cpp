@@ -19,14 +19,13 @@ using torch::nn::Module;
 
 constexpr const char* kOp = "parallelize_module";
 
-// A module by the first name that leads to it.
 struct NamedModule {
   std::string path;
   Module* module;
 };
 
-// Without hooks, which are kept in a module as a child and which no pattern is
-// meant for.
+// Returns the modules except hooks, which are stored as child modules and are
+// not meant by patterns.
 std::vector<NamedModule> modules_of(Module& module) {
   std::vector<NamedModule> modules;
   for (const auto& item : module.named_modules()) {
@@ -37,7 +36,6 @@ std::vector<NamedModule> modules_of(Module& module) {
   return modules;
 }
 
-// One style for one module.
 struct Step {
   std::string pattern;
   ParallelStyle style;
@@ -83,7 +81,7 @@ void require_match(
       ".");
 }
 
-// Which style meets which module, plans within plans included.
+// Finds which style applies to which module, including nested plans.
 void resolve(
     const ParallelizePlan& plan,
     const std::string& below,
@@ -106,7 +104,6 @@ void resolve(
   }
 }
 
-// What both styles do, or null.
 const char* contradiction(const Step& one, const Step& other) {
   const auto& a = *one.style.operator->();
   const auto& b = *other.style.operator->();
@@ -146,8 +143,9 @@ void check_contradictions(
   }
 }
 
-// Where every parameter of the model is to lie: what the styles say, whole
-// otherwise. A tensor that two modules share has one place.
+// The placements of all parameters after the plan. Parameters without a style
+// are replicated. A tensor that two modules share must have the same placements
+// in both.
 class PlacementMap {
  public:
   explicit PlacementMap(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
@@ -233,7 +231,8 @@ void check_places(
       const auto& tensor = item.value();
       const bool is_placed = dtensor::is_dtensor(tensor) &&
                              dtensor::spec_of(tensor).mesh_ndim() != 0;
-      // A DTensor that a style places elsewhere has its place from there.
+      // A DTensor that a style places through another module gets its placement
+      // there.
       if (is_placed || styled[named.module].contains(item.key())) {
         continue;
       }
@@ -287,7 +286,6 @@ void parallelize_module(
     }
     step.style->apply({*step.target.module, mesh, step.target.path});
   }
-  // What no style has placed is replicated.
   dtensor::replicate_unplaced(module, mesh, options.src_data_rank);
 }
 

@@ -1,4 +1,4 @@
-// PrepareModuleInput, PrepareModuleOutput and both in one.
+// PrepareModuleInput, PrepareModuleOutput and PrepareModuleInputOutput.
 
 #include "dtensor/scopes/module_call.h"
 #include "mesh/error/error.h"
@@ -8,7 +8,7 @@
 namespace weft::tp {
 namespace {
 
-// Layouts of one side of a module, as options give them.
+// The layouts of one side of a module, as the options give them.
 struct PreparedTensors {
   std::string style;
   /// "input" or "output".

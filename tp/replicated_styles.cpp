@@ -1,4 +1,4 @@
-// Styles that keep parameters whole: SequenceParallel and NoParallel.
+// Styles with replicated parameters: SequenceParallel and NoParallel.
 
 #include <torch/torch.h>
 
@@ -21,7 +21,8 @@ std::map<std::string, Placements> place_replicated(const StyleTarget& target) {
   return places;
 }
 
-// Whether forward() is one norm op, which reads its layout from the weight.
+// Returns true if forward() is a single norm op, which takes its layout from
+// the weight.
 bool is_layer_norm(torch::nn::Module& module) {
   const auto* norm = module.as<LayerNormImpl>();
   return norm && norm->weight.defined();

@@ -16,8 +16,8 @@ mesh::ErrorContext where(const StyleTarget& target) {
   return {target.mesh.describe_rank()};
 }
 
-// Linear and Embedding in one: which dim of the weight to cut, and where the
-// op reads and leaves its tensors.
+// The sharding of a Linear's or an Embedding's weight: the dim to shard, and
+// the placements of the op's input and output.
 struct ShardedWeight {
   const char* style;
   int64_t linear_dim;
@@ -28,7 +28,6 @@ struct ShardedWeight {
   LayoutOptions options;
 };
 
-// Where everything lies, one placement a mesh dim.
 struct ShardedLayouts {
   Placements weight, bias, input, output;
 };
@@ -66,8 +65,8 @@ void check_weight(
       "style.");
 }
 
-// A Partial sum is what a shard along the summed dim leaves; the bias is added
-// to the sum.
+// Only a shard along the summed dim can leave a Partial sum as the output. The
+// bias must be added after the reduction.
 void check_output(
     const ShardedWeight& cut,
     const StyleTarget& target,

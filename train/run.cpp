@@ -42,7 +42,7 @@ bool is_due(int64_t step, int64_t every) {
   return every > 0 && step % every == 0;
 }
 
-// As a checkpoint keeps it: model.from wherever it is read.
+// Returns the recipe as a checkpoint stores it, with an absolute model.from.
 std::string stored_text(config::Recipe recipe) {
   if (!recipe.model.from.empty()) {
     recipe.model.from = hf::portable_path(recipe.model.from);
@@ -54,7 +54,8 @@ bool is_first_life() {
   return mesh::env::get("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
 }
 
-// Whether a replica group has begun to write the folder since weftrun began.
+// Returns true if a replica group has begun to write the folder since weftrun
+// started.
 bool is_folder_begun(const config::Recipe& recipe) {
   const auto launched = mesh::env::get("WEFT_LAUNCH_T0");
   std::error_code error;
@@ -67,8 +68,9 @@ bool is_folder_begun(const config::Recipe& recipe) {
   return !error && age < since;
 }
 
-// Whether this process writes the folder from the start: in an elastic run the
-// first replica group does, in its first life or if that has not come so far.
+// Returns true if this process writes the folder from the start. In an elastic
+// run the first replica group does, in its first life or if no group has begun
+// the folder.
 bool begins_folder(const config::Recipe& recipe) {
   return !recipe.elastic.is_on() ||
          (mesh::env::get("REPLICA_GROUP_ID") == "0" &&
@@ -141,7 +143,7 @@ class Run {
 
  private:
   void train_from(int64_t first) {
-    // Whatever ends the run, its report says how far it came.
+    // Completes the report even if the run ends with an exception.
     const auto end = c10::make_scope_exit([this] {
       if (outputs_) {
         outputs_->end();
@@ -165,14 +167,14 @@ class Run {
     }
   }
 
-  // Groups that do not write the folder get the state from the one that does:
-  // what is there may be of the run before.
+  // Returns true if this group ignores the checkpoints, which may belong to the
+  // previous run. It gets the state from the group that writes the folder.
   bool skips_checkpoints() const {
     return !leads_ && starts_over_ &&
            (is_first_life() || !is_folder_begun(recipe_));
   }
 
-  /// Returns the first step to do, from 0.
+  /// Returns the index of the first step to train, from 0.
   int64_t resume() {
     auto& job = trainer_.job();
     auto dicts = state_dicts(job);
@@ -208,7 +210,8 @@ class Run {
     return found ? found->state.step : 0;
   }
 
-  // With the evaluation that the process before had no time for.
+  // Runs the evaluation that the previous process had no time for, and adds it
+  // to the line of its step.
   void catch_up(int64_t step, const std::string& line) {
     StepMetrics metrics{.step = step};
     evaluate_if_due(metrics);
@@ -264,7 +267,7 @@ class Run {
     }
   }
 
-  // By rank 0; the others are done.
+  // Exports on rank 0. The other ranks have nothing left to do.
   void export_at(int64_t step) {
     const auto& folder = recipe_.checkpoint.export_to;
     if (!outputs_ || !leads_ || folder.empty()) {
@@ -280,7 +283,8 @@ class Run {
   }
 
   void run_steps(int64_t first) {
-    // All have come so far: none ends at once where another saves.
+    // Waits until all ranks are ready to train. Before kTraining, a stop signal
+    // ends a rank at once, and no other rank may be saving then.
     trainer_.all_reduce_stop_request();
     set_run_phase(RunPhase::kTraining);
     trainer_.set_stop_request(is_stop_requested);
@@ -297,8 +301,9 @@ class Run {
     }
   }
 
-  // Where too few replica groups wait for others until they are asked to stop,
-  // nothing has failed.
+  // Calls `act`. If it throws because too few replica groups are left, but the
+  // run was asked to stop meanwhile, throws PreemptedError, because nothing
+  // failed.
   template <class Act>
   auto with_enough_groups(const Act& act) {
     try {
@@ -313,7 +318,7 @@ class Run {
         ": ended because too few replica groups are there to train");
   }
 
-  // Returns the number of steps that are done.
+  // Returns the number of completed steps.
   int64_t run_step(int64_t step) {
     tracer_.begin_step(step + 1);
     store_.saver().poll();
@@ -329,11 +334,11 @@ class Run {
     note_quorum();
     log_line(trainer_.skip_note());
     const bool is_last = metrics.step == recipe_.train.steps;
-    // What belongs to the last step of an elastic run is done in
-    // end_together().
+    // In an elastic run, end_together() does the work that follows the last
+    // step.
     const bool is_done_later = is_last && recipe_.elastic.is_on();
     const bool is_whole = is_done_later || evaluate_if_due(metrics);
-    // A last step that has all that belongs to it is no preemption.
+    // A stop signal in the last step is no preemption if the step is complete.
     bool stops = trainer_.should_stop() && !(is_last && is_whole);
     const bool saves =
         leads_ && !is_done_later &&
@@ -389,14 +394,15 @@ class Run {
 
   // ---- elastic: which group writes the folder --------------------------
 
-  // `step` is the last one that another group may have written.
+  // Follows a change of the leading group. `step` is the last one that another
+  // group may have written.
   void follow_leader(int64_t step) {
     const bool led = std::exchange(leads_, trainer_.leads());
     if (leads_ && !led && outputs_) {
       outputs_->take_over(step, recent_lines_, recent_quorums_);
     }
     if (leads_ && !store_.owns()) {
-      store_.take_over(); // Tried again, and said, when it is to save.
+      store_.take_over(); // can_save() retries and reports an error
     }
     if (led && !leads_) {
       if (outputs_) {
@@ -416,7 +422,7 @@ class Run {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     QuorumEntry entry{
         .quorum = *quorum, .time = std::chrono::duration<double>(now).count()};
-    ++entry.quorum.step; // as in metrics.jsonl
+    ++entry.quorum.step; // counted from 1, as in metrics.jsonl
     if (outputs_ && leads_) {
       outputs_->quorum_changed(entry);
     }
@@ -427,7 +433,8 @@ class Run {
     }
   }
 
-  // A group that is being killed, or is stopped, may still have the folder.
+  // Returns true if this group owns the folder. Otherwise tries to take it
+  // over: a group that is stopped or being killed may still own it.
   bool can_save() {
     if (!store_.owns()) {
       log_line(store_.take_over());
@@ -435,8 +442,8 @@ class Run {
     return store_.owns();
   }
 
-  // Whether a group has saved it that was lost before the others knew.
-  // Collective.
+  // Returns true if the step is saved, possibly by a group that was lost before
+  // the other groups knew of the save. Collective: all ranks; blocks.
   bool is_saved(int64_t step) const {
     const bool is_there =
         world_.rank() == 0 &&
@@ -446,8 +453,8 @@ class Run {
     return says_rank_0(world_, is_there, "last step");
   }
 
-  // What belongs to the last step. If the group that does it is lost, another
-  // one does it.
+  // Does the work that follows the last step. If the group that does it is
+  // lost, another one repeats it.
   void end_together() {
     with_enough_groups([&] {
       trainer_.run_together([&] {
@@ -459,7 +466,8 @@ class Run {
     });
   }
 
-  // Once, also if it is called again because a group was lost.
+  // Evaluates, saves and exports. Does this once, even if it is called again
+  // because another group was lost.
   void end_as_leader() {
     if (is_ended_) {
       return;
@@ -479,7 +487,8 @@ class Run {
     is_ended_ = true;
   }
 
-  // The other groups wait, and all end after that, because they are too few.
+  // Saves `step` before the run ends because there are too few groups. The
+  // other groups wait for the save.
   void save_before_end(int64_t step) {
     follow_leader(step);
     if (step >= recipe_.train.steps) {
@@ -497,7 +506,8 @@ class Run {
     }
   }
 
-  // Another group that was stopped may have it until weftrun ends that one.
+  // Waits until this group owns the folder. A stopped group may own it until
+  // weftrun ends that group.
   void wait_for_folder(int64_t step) {
     constexpr int kTries = 60;
     for (int i = 0; !store_.owns(); ++i) {
@@ -520,7 +530,7 @@ class Run {
     if (!leads_ || !is_evaluated(metrics.step)) {
       return true;
     }
-    metrics.eval_interrupted = true; // unless it comes to its end
+    metrics.eval_interrupted = true; // until it is complete
     if (trainer_.should_stop()) {
       return false;
     }
@@ -538,15 +548,15 @@ class Run {
     return true;
   }
 
-  // Returns whether the step is saved; one that is saved in the background is
-  // not, yet. `waits`: the process will end.
+  // Returns true if the step is saved. A save in the background counts as not
+  // saved. `waits` is true if the process will end.
   bool save(StepMetrics& metrics, bool waits) {
     const auto start = Clock::now();
     trainer_.check_weights(metrics.step);
     auto& job = trainer_.job();
     const RunLayout layout{
         .mesh = job.mesh.to_string(),
-        // Those of replica groups are no other run's.
+        // Another run cannot use the buckets of a replica group.
         .buckets = job.ddp && !recipe_.elastic.is_on()
                        ? gather_bucket_names(
                              job.mesh.group("tp"), job.ddp->bucket_names())
@@ -562,7 +572,8 @@ class Run {
     auto& saver = store_.saver();
     bool saved =
         waits ? saver.save_now(dicts, content) : saver.save(dicts, content);
-    // Asked to stop meanwhile, the run needs no other step.
+    // If the run was asked to stop during the save, this step must be saved,
+    // because no other one follows.
     if (!waits && trainer_.all_reduce_stop_request()) {
       saved = saved || saver.finish() || saver.save_now(dicts, content);
     }
@@ -587,7 +598,8 @@ class Run {
         step));
   }
 
-  // "SIGTERM", "SIGTERM on rank 3". Collective.
+  // Returns e.g. "SIGTERM" or "SIGTERM on rank 3". Collective: all ranks;
+  // blocks.
   std::string stop_requester() const {
     auto group = world_.group();
     const auto names = mesh::all_gather_text(
@@ -632,11 +644,11 @@ class Run {
   mesh::World world_;
   /// The validated recipe, whose open choices this run makes.
   config::Recipe requested_;
-  /// Whether this group writes the folder and shows progress. False only in
-  /// elastic runs.
+  /// True if this group writes the folder and shows progress. It can be false
+  /// in elastic runs only.
   bool leads_;
-  /// Whether the run discards the checkpoints of an earlier one. The same
-  /// command would do so again.
+  /// True if the run discards the checkpoints of an earlier one. The same
+  /// command would discard them again.
   bool starts_over_;
   std::unique_ptr<RunOutputs> outputs_;
   /// Declared before trainer_, because the folder is locked before a model is
@@ -650,7 +662,8 @@ class Run {
   IntegrityChecker integrity_checker_;
   StragglerMonitor stragglers_;
 
-  // Of an elastic run: what another group may have to write.
+  // In an elastic run, the data that this group writes if it becomes the
+  // leader.
   StepMetrics newest_metrics_;
   StepMetrics last_metrics_;
   bool is_ended_ = false;

@@ -17,8 +17,8 @@ std::string in_folder(const config::Recipe& recipe, const char* name) {
   return (std::filesystem::path(recipe.output_dir) / name).string();
 }
 
-// A run that resumes has one already, which stays if this one is not written.
-// What could not be done, or "".
+// Writes recipe.yaml. If this fails, a resumed run keeps its file. Returns ""
+// or the error.
 std::string write_recipe(const config::Recipe& recipe) {
   try {
     write_file(in_folder(recipe, "recipe.yaml"), config::to_yaml(recipe));
@@ -56,7 +56,8 @@ void RunOutputs::begin(
   log_line(metrics_->notice());
   if (resumed && metrics_->last_step() + 1 == step) {
     log_line(
-        metrics_->write_line(resumed->layout.metrics_line)); // Killed there.
+        // The earlier process was killed before it wrote this line.
+        metrics_->write_line(resumed->layout.metrics_line));
   }
   log_line(write_recipe(resolved));
   quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/!resumed);
@@ -126,7 +127,7 @@ void RunOutputs::step_done(const StepMetrics& metrics) {
 }
 
 void RunOutputs::end() {
-  if (!metrics_) { // They are another's.
+  if (!metrics_) { // another replica group writes the files
     return;
   }
   log_line(metrics_->finish());

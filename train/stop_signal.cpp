@@ -20,14 +20,14 @@ namespace {
 
 constexpr std::array kStopSignals{SIGTERM, SIGUSR1};
 
-// All that the handler touches, on whatever thread it runs.
+// All state that the handler uses, on any thread.
 struct StopState {
   std::atomic<int> signal{0};
   std::atomic<RunPhase> phase{RunPhase::kStarting};
   std::atomic<bool> is_handled{false};
-  /// One thread ends the process.
+  /// True if a thread ends the process. Other threads wait for that.
   std::atomic<bool> is_ending{false};
-  // Written before there is a handler.
+  // Written before the handler is installed.
   int64_t rank = 0;
   std::array<char, PATH_MAX> error_file{};
 };
@@ -52,7 +52,7 @@ void describe_stop(base::SafeWriter& out, int signal) {
 [[noreturn]] void end_process(int signal, bool has_line) {
   if (stop_state.is_ending.exchange(true)) {
     for (;;) {
-      pause(); // another thread is at it
+      pause(); // another thread ends the process
     }
   }
   constexpr int kCode = static_cast<int>(mesh::ExitCode::kPreempted);
@@ -77,7 +77,8 @@ void describe_stop(base::SafeWriter& out, int signal) {
   _exit(kCode);
 }
 
-// The parent is the launcher, which tells all ranks.
+// Returns true if the parent sent the signal. The parent is the launcher, which
+// signals all ranks.
 bool was_signalled_by_launcher(const siginfo_t& info) {
   return info.si_code == SI_USER && info.si_pid == getppid();
 }
@@ -103,7 +104,7 @@ void handle_stop_signals(int64_t rank, const std::string& error_file) {
   std::memcpy(stop_state.error_file.data(), error_file.data(), length);
   struct sigaction action {};
   action.sa_sigaction = on_stop_signal;
-  // What is under way, a save above all, is not disturbed.
+  // SA_RESTART continues system calls in progress, such as those of a save.
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : kStopSignals) {
@@ -118,7 +119,8 @@ void set_run_phase(RunPhase phase) {
   stop_state.phase = phase;
   const int signal = stop_state.signal;
   if (phase == RunPhase::kSaved && signal != 0) {
-    sigset_t more; // would wait for itself
+    // A stop signal on this thread would make it wait for itself in pause().
+    sigset_t more;
     sigemptyset(&more);
     for (const int each : kStopSignals) {
       sigaddset(&more, each);

@@ -39,16 +39,15 @@ double milliseconds_since(Clock::time_point start) {
       .count();
 }
 
-// Fills in recipe.links, if they are to be measured.
 mesh::DeviceMesh make_mesh(config::Recipe& recipe, const mesh::World& world) {
   auto mesh = make_job_mesh(recipe, world);
   resolve_link_costs(recipe, mesh);
   return mesh;
 }
 
-// Random ops of a step start from its number, and count the samples of a
-// micro-batch where the global batch has them: dropout does not depend on the
-// mesh, on accumulation, or on where a run was resumed.
+// Random ops of a step are seeded with its number, and count samples by their
+// position in the global batch. So dropout does not depend on the mesh, on
+// gradient accumulation, or on the step at which a run resumed.
 dtensor::RandomState random_state_of(
     const config::Recipe& recipe,
     int64_t step) {
@@ -102,30 +101,32 @@ int64_t Trainer::global_tokens() const {
 
 // Note [Messages of a step]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
-// After backward ranks tell each other the loss, the norm of the gradients,
-// whether one of them is to stop and whether all of it is finite: in one
-// message over dp and one over tp, and none over a mesh dim of one rank. The
-// norm is a sum over tp, the loss one over dp; in one message over all ranks
-// the norm's terms would be added in another order, so that a run would not
-// repeat its bits over gloo and NCCL, and on several hosts that message is made
-// of one inside each host and one between them anyway. The message over tp is
-// the last one: what the replicas have told each rank of the model, it tells
-// the others.
+// After backward, ranks exchange the loss, the norm of the gradients, whether a
+// rank should stop and whether all values are finite. They send one message
+// over dp and one over tp, and none over a mesh dim of size 1. The norm is a
+// sum over tp, and the loss is a sum over dp. One message over all ranks would
+// add the terms of the norm in another order, so that a run would have
+// different bits over gloo and NCCL. On several hosts, such a message would
+// consist of one inside each host and one between hosts anyway. The message
+// over tp is the last one, and passes on what each rank of the model-parallel
+// group got from the replicas.
 //
-// With replica groups the message over dp is sent while gradients are computed,
-// since another one follows: that all groups are prepared. It tells whether the
-// losses are finite; all groups have the same gradients then. The message over
-// tp is the vote of a group's ranks on that.
+// With replica groups, the message over dp is sent while gradients are
+// computed, because another message follows, which tells whether all groups are
+// prepared. It contains whether the losses are finite; the gradients are equal
+// on all groups afterwards. With the message over tp, the ranks of a group vote
+// on being prepared.
 
-// Begins to add the losses over the replicas. With them travels whether a rank
-// is to stop, and whether what it has is finite: tensor-parallel ranks may
-// differ in that.
+// Starts the sum of the losses over the replicas. The message also contains
+// whether a rank should stop, and whether its values are finite, which can
+// differ between tensor-parallel ranks.
 Trainer::LossMessage Trainer::start_losses(
     const std::vector<double>& losses,
     bool is_finite) {
   const bool is_asked = is_stop_requested_ && is_stop_requested_();
   const bool is_elastic = in_step_ != nullptr;
-  // Of several groups one may be asked to leave: that is decided below.
+  // With several groups, the request may concern this group only.
+  // finish_losses() decides that.
   const bool stops =
       is_asked && (!is_elastic || groups_ <= 1 || manager_->is_run_ending());
   const bool leaves = is_elastic && leaves_;
@@ -173,7 +174,8 @@ double Trainer::finish_losses(
   if (!manager_) {
     should_stop_ = counts[1] > 0;
   } else if (is_elastic && is_prepared_) {
-    // The groups decide together. One has to save.
+    // The groups decide together. If all of them want to leave, the run stops,
+    // because one group has to save.
     should_stop_ = counts[1] > 0 || sums[2] >= double(groups_);
     if (message.leaves && !should_stop_) {
       manager_->leave_after_step();
@@ -206,8 +208,8 @@ double Trainer::comm_ms() const {
   return static_cast<double>(blocked) * 1e-6;
 }
 
-// Calls `take_loss` between the two. The loss is left where it is: reading it
-// would make the host wait for a device.
+// Calls `take_loss` between forward and backward. The loss stays on its device,
+// because reading it would block the host.
 void Trainer::forward_backward(
     const data::Batch& batch,
     int64_t step,
@@ -235,8 +237,8 @@ void Trainer::forward_backward(
   (job_.loss_scale == 1.0 ? loss : loss * job_.loss_scale).backward();
 }
 
-// Appends the losses of the micro-batches. Gradients are reduced with the last
-// one's, before which `before_reduction` is called.
+// Appends the losses of the micro-batches. The gradients are reduced in the
+// backward of the last micro-batch. `before_reduction` is called before it.
 void Trainer::accumulate_gradients(
     const Part& part,
     StepMetrics& metrics,
@@ -313,7 +315,8 @@ Trainer::PhaseSpan Trainer::span(const char* phase) const {
       PhaseClock::Span(phase_clock_, phase)};
 }
 
-// Before the gradients are scaled, or anything else is done to them.
+// Must be called before the gradients are scaled or changed, because it
+// searches them for the cause.
 void Trainer::skip_or_stop(int64_t step, const std::vector<MicroLoss>& losses) {
   auto world = world_.group();
   skip_note_ = non_finite_.on_non_finite(
@@ -330,7 +333,7 @@ std::vector<MicroLoss> Trainer::compute_gradients(
   std::vector<PendingLoss> pending;
   std::vector<MicroLoss> losses;
   std::vector<double> sums(std::max<int64_t>(recipe_.elastic.lanes, 1));
-  // Makes the host wait for a device.
+  // Blocks the host until the device has computed the losses.
   const auto read_losses = [&] {
     for (auto& each : pending) {
       each.micro.loss = each.value.item<double>();
@@ -391,7 +394,7 @@ StepMetrics Trainer::train_step(int64_t step) {
   metrics.skipped = !is_finite_;
   if (metrics.skipped) {
     skip_or_stop(step, losses);
-    if (std::isfinite(metrics.loss)) { // so it is the norm, maybe of others
+    if (std::isfinite(metrics.loss)) { // the norm of some rank is not finite
       metrics.grad_norm = std::numeric_limits<double>::quiet_NaN();
     }
   } else {
@@ -426,7 +429,7 @@ std::optional<double> Trainer::evaluate() {
   const int64_t micro_steps = loader_.accumulation_steps();
   double sum = 0;
   for (int64_t i = 0; i < batches * micro_steps; ++i) {
-    // It may take longer than there is time.
+    // An evaluation may take longer than the grace period after a stop signal.
     if (is_stop_requested_ && all_reduce_stop_request()) {
       return std::nullopt;
     }
@@ -454,7 +457,7 @@ void Trainer::start_from(const TrainState& state) {
   non_finite_.set_streak(state.skipped_in_a_row);
 }
 
-// Of which this process does those after start_.
+// Returns the state after `step`. This process trains the steps after start_.
 TrainState Trainer::state_after(int64_t step) const {
   const int64_t own = step - start_.step;
   return {

@@ -42,8 +42,8 @@ void Trainer::join_groups(
   }
 }
 
-// Computes once, to no effect: what takes longer the first time than later, the
-// others need not wait for.
+// Computes gradients and discards them. The first computation takes longer, and
+// the other groups need not wait for it.
 void Trainer::warm_up() {
   const auto batch = loader_.train(start_.next_sample, 0);
   forward_backward(batch, start_.step, [](const at::Tensor& /*loss*/) {});
@@ -51,7 +51,8 @@ void Trainer::warm_up() {
   has_computed_ = true;
 }
 
-// The tensors of a checkpoint, and what else a step depends on.
+// Registers the tensors of a checkpoint, and everything else that a step
+// depends on.
 void Trainer::register_state() {
   constexpr char kSeparator = '/';
   for (const auto& key : config::schema()) {
@@ -102,7 +103,7 @@ void Trainer::register_state() {
              .data_fingerprint = data_fingerprint_,
              .skipped_in_a_row = counts[3].item<int64_t>()});
         if (integrity_checker_) {
-          integrity_checker_->begin(start_); // It has seen other weights.
+          integrity_checker_->begin(start_); // The weights were replaced.
         }
       });
 }
@@ -118,7 +119,6 @@ elastic::Step Trainer::begin_step_together() {
   return step;
 }
 
-// What this group computes in a step of all groups.
 std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
   const int64_t micro_batches = loader_.accumulation_steps();
   const int64_t lanes = recipe_.elastic.lanes;
@@ -127,7 +127,7 @@ std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
     const auto [begin, end] = step.share(micro_batches);
     result.push_back(Part::of_range(begin, end));
   } else {
-    // Those of a data-parallel rank: see BatchLoader.
+    // A lane has the micro-batches of a data-parallel rank. See BatchLoader.
     const auto [begin, end] = step.lanes();
     for (int64_t lane = begin; lane < end; ++lane) {
       auto& part = result.emplace_back(Part{.lane = lane, .micro_batches = {}});
@@ -137,7 +137,8 @@ std::vector<Trainer::Part> Trainer::parts_of(const elastic::Step& step) const {
     }
   }
   if (!step.counts() && has_computed_) {
-    // The processor is for the state that arrives.
+    // The result of this group does not count. Computing nothing leaves the
+    // processor to the transfer of the state.
     for (auto& part : result) {
       part.micro_batches.clear();
     }
@@ -171,8 +172,9 @@ bool Trainer::has_left() const {
   return manager_ && manager_->has_left();
 }
 
-// Whether this group, which was asked to stop, is meant alone, and not the run:
-// then it leaves the others. The last one that has the state stops the run.
+// Returns true if the stop signal concerns this group only, not the run. Such a
+// group leaves the others, but the last one that has the state stops the run.
+// Collective: all ranks; blocks.
 bool Trainer::is_meant_alone() {
   const bool is_alone =
       world_.rank() == 0 && groups_ > 1 && !manager_->is_run_ending();
@@ -186,7 +188,7 @@ std::optional<elastic::Quorum> Trainer::take_quorum() {
 void Trainer::run_together(const std::function<void()>& act) {
   while (true) {
     auto step = begin_step_together();
-    step.wait_for_transfer(); // An evaluation may exchange the weights.
+    step.wait_for_transfer(); // `act` may swap the weights for the average.
     act();
     if (step.commit()) {
       return;

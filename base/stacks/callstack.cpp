@@ -27,7 +27,7 @@ void find_program() {
   const ssize_t size =
       readlink("/proc/self/exe", program.path.data(), program.path.size() - 1);
   program.path[static_cast<size_t>(std::max<ssize_t>(size, 0))] = '\0';
-  dl_iterate_phdr( // the first is the program
+  dl_iterate_phdr( // The first entry is the program.
       [](dl_phdr_info* info, size_t /*size*/, void* base) {
         *static_cast<uintptr_t*>(base) = info->dlpi_addr;
         return 1;
@@ -50,14 +50,15 @@ void* program_counter(const void* context) {
 void put_frame(SafeWriter& out, int number, uintptr_t address) {
   out << "#" << Decimal{number} << " ";
   Dl_info found{};
-  // A return address may lie behind its function, when that never returns.
+  // A return address is behind the end of its function if the function ends
+  // with a call that never returns.
   const uintptr_t inside = number == 0 ? address : address - 1;
   if (dladdr(reinterpret_cast<void*>(inside), &found) == 0) {
     out << Hex{address} << "\n";
     return;
   }
   const auto base = reinterpret_cast<uintptr_t>(found.dli_fbase);
-  // The program's own name may be relative to a folder left long ago.
+  // dli_fname of the program may be relative to an earlier working directory.
   out << (base == program.base ? program.path.data() : found.dli_fname) << "(+"
       << Hex{address - base} << ")";
   if (found.dli_sname != nullptr) {
@@ -73,7 +74,8 @@ void put_frame(SafeWriter& out, int number, uintptr_t address) {
 
 void prepare_callstack() {
   void* frame = nullptr;
-  backtrace(&frame, 1); // the first call loads a library
+  // The first call of backtrace() loads a library, which a handler must not do.
+  backtrace(&frame, 1);
   find_program();
 }
 
@@ -86,8 +88,10 @@ size_t read_callstack(std::span<void*> frames, const void* context) {
     return static_cast<size_t>(
         std::move(begin, end, frames.begin()) - frames.begin());
   }
-  // A call of nothing, say: the stack begins at its caller, and the handler's
-  // frames are this one's, its caller's and the kernel's.
+  // The unwinder does not find the interrupted instruction, e.g. after a call
+  // through a null pointer. The stack then begins with the caller. Before it
+  // are the frames of this function, of its caller in the handler, and of the
+  // kernel's signal trampoline.
   frames[0] = interrupted;
   const auto rest = std::min(frames.begin() + 3, end);
   return static_cast<size_t>(

@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kCrashStackBytes = size_t{256} * 1024;
 
-/// What a thread has that somebody else gave a stack, a sanitizer, say.
+/// The key's value on a thread that already has a signal stack, for example a
+/// sanitizer's, which this file must not free.
 char others_stack = 0;
 
 void free_crash_stack(void* memory) {
@@ -24,7 +25,8 @@ void free_crash_stack(void* memory) {
   munmap(memory, kCrashStackBytes);
 }
 
-/// The key of each thread's stack.
+/// The pthread key of the crash stacks. Its destructor frees a thread's stack
+/// when the thread ends.
 class CrashStackKey {
  public:
   CrashStackKey()

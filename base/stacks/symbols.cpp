@@ -40,7 +40,8 @@ std::string hex_text(uint64_t number) {
   return "0x" + text;
 }
 
-/// `count` of T from `offset` of a file; none if it does not have them.
+/// Reads `count` values of T at `offset` of a file. Returns an empty vector if
+/// the file is too short.
 template <class T>
 std::vector<T>
 read_array(std::ifstream& file, uint64_t offset, uint64_t count) {
@@ -67,7 +68,8 @@ std::vector<Elf64_Shdr> sections_of(std::ifstream& file) {
   return read_array<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum);
 }
 
-/// The program's own name may be relative to a folder left long ago.
+/// Returns a path that can be opened. The program's own name may be relative to
+/// an earlier working directory.
 std::string module_path(const link_map* module, const char* name) {
   return module != nullptr && module->l_name[0] == '\0' ? "/proc/self/exe"
                                                         : name;
@@ -122,13 +124,14 @@ std::string_view Symbols::find(const std::string& path, uint64_t offset) {
 std::string symbol_at(const std::string& file, uint64_t offset) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(file, error)) {
-    return {}; // A read of a pipe would wait.
+    return {}; // Reading a pipe could block.
   }
   return std::string(Symbols().find(file, offset));
 }
 
 std::string Symbols::describe(const void* address, bool is_return) {
-  // A return address may lie behind its function, when that never returns.
+  // A return address is behind the end of its function if the function ends
+  // with a call that never returns.
   const void* inside = static_cast<const char*>(address) - (is_return ? 1 : 0);
   const auto known = known_.find(inside);
   if (known != known_.end()) {

@@ -27,17 +27,18 @@ using CaptureClock = std::chrono::steady_clock;
 constexpr size_t kCaptureSlots = 64;
 constexpr size_t kCapturedFrames = 64;
 constexpr std::chrono::microseconds kCapturePause(200);
-/// For a thread that has begun to answer when its time is over.
+/// The additional wait for a thread that is writing its frames at the time
+/// limit.
 constexpr std::chrono::milliseconds kCaptureGrace(50);
 
 // Note [Capture slots]
 // ~~~~~~~~~~~~~~~~~~~~
-// A thread writes its frames into a slot that the one that asks has reserved
-// for it. The slot's state is a ticket, which is never used twice, and a phase.
-// The handler takes the slot by turning (ticket, asked) into (ticket, writing);
-// who gives up waiting turns (ticket, asked) into (ticket, free). So a handler
-// that comes late finds another state and writes nothing, and a slot whose
-// handler got stuck while it wrote is never lent again.
+// Each thread writes its frames into a slot that the capturing thread has
+// reserved for it. The state of a slot is a ticket, which is never used twice,
+// and a phase. The signal handler takes the slot by changing (ticket, asked) to
+// (ticket, writing). The capturing thread gives up by changing (ticket, asked)
+// to (ticket, free). So a handler that runs late finds another state and writes
+// nothing. A slot whose handler is stuck in the writing phase is never reused.
 
 enum class Phase : uint64_t { kFree, kAsked, kWriting, kDone };
 
@@ -53,16 +54,17 @@ struct CaptureSlot {
   std::atomic<uint64_t> state{state_of(0, Phase::kFree)};
   size_t count = 0;
   std::array<void*, kCapturedFrames> frames{};
-  /// The thread that writes, and the point to which it returns if that crashes.
+  /// The ID of the thread that writes, and the point to which escape_capture()
+  /// returns if unwinding the stack crashes.
   std::atomic<pid_t> writer{0};
   sigjmp_buf remedy{};
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-/// All that the handlers touch, on whatever thread they run.
+/// The only memory of the signal handlers. They may run on any thread.
 std::array<CaptureSlot, kCaptureSlots> capture_slots;
 
-/// What a request carries: a slot's index and the ticket.
+/// The payload of the signal: the index of a slot and the ticket.
 struct CaptureRequest {
   uint64_t ticket = 0;
   size_t slot = 0;
@@ -102,7 +104,8 @@ void on_capture(int /*signal*/, siginfo_t* info, void* context) {
   errno = error;
 }
 
-/// Installs the handler for a signal that nobody uses; 0: there is none.
+/// Installs the handler for an unused real-time signal and returns the signal.
+/// Returns 0 if there is none, or if sigaction() fails.
 int install_capture_handler() {
   prepare_callstack();
   for (int signal = SIGRTMAX - 1; signal >= SIGRTMIN; --signal) {
@@ -118,10 +121,9 @@ int install_capture_handler() {
   return 0;
 }
 
-/// The values of /proc/self/task/<id>/status.
 struct ThreadStatus {
   char state = '?';
-  /// Signal n is bit n - 1.
+  /// The mask of blocked signals. Bit n - 1 is signal n.
   uint64_t blocked = 0;
 };
 
@@ -149,13 +151,14 @@ struct AskedThread {
   CaptureRequest request;
 };
 
-/// One round of questions, which needs a slot for each thread.
+/// A set of requests that are sent to threads and then collected. Each request
+/// occupies a slot.
 class CaptureRound {
  public:
   explicit CaptureRound(int signal, uint64_t& next_ticket)
       : signal_(signal), next_ticket_(next_ticket) {}
 
-  /// False if no slot is left.
+  /// Sends a request to `thread`. Returns false if no slot is free.
   bool ask(CapturedThread& thread) {
     while (next_slot_ < kCaptureSlots &&
            phase_of(capture_slots[next_slot_].state) != Phase::kFree) {
@@ -195,7 +198,7 @@ class CaptureRound {
   }
 
  private:
-  /// What a thread said after nobody waited for it any more.
+  /// Frees a slot whose thread finished after the capturing thread gave up.
   static void reclaim(CaptureSlot& slot) {
     uint64_t state = slot.state;
     if (phase_of(state) == Phase::kDone) {
@@ -271,7 +274,6 @@ std::vector<CapturedThread> other_threads(int signal) {
   return threads;
 }
 
-/// What captures share: one at a time is made.
 struct Capturer {
   std::mutex mutex;
   int signal = -1;

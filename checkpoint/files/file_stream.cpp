@@ -12,16 +12,17 @@
 namespace weft::checkpoint {
 namespace {
 
-// Large enough to cost few calls; small enough that bytes are still in the
-// processor's cache from hashing when they are copied on.
+// Large enough for few system calls, and small enough that hashed bytes are
+// still in the processor's cache when they are copied.
 constexpr int64_t kBatchBytes = 4 << 20;
 constexpr size_t kBatchParts = 512;
-// What every disk's blocks divide.
+// A multiple of the block size of the usual disks.
 constexpr int64_t kDiskBlockBytes = 4096;
-// Below this a file has little to gain.
+// The size from which O_DIRECT is used. Smaller files gain little from it.
 constexpr int64_t kMinDirectBytes = 1 << 20;
 
-// False where the file system has no such thing.
+// Switches O_DIRECT on or off. Returns false if the file system does not
+// support it.
 bool set_direct(const File& file, bool direct) {
   const int flags = ::fcntl(file.fd(), F_GETFL);
   return flags >= 0 && ::fcntl(
@@ -38,8 +39,8 @@ std::byte* new_buffer() {
   return static_cast<std::byte*>(memory);
 }
 
-// Some file systems want larger blocks, or go on after a short write where no
-// block begins.
+// Writes again without O_DIRECT if the kernel rejects it. Some file systems
+// require larger blocks, and a short write can end inside a block.
 void write_direct(
     const File& file,
     int64_t position,
@@ -107,7 +108,7 @@ void FileStream::append_direct(std::span<const std::byte> part) {
   }
 }
 
-// The other buffer is filled while the disk has this one.
+// Starts writing the full buffer. The caller fills the other one meanwhile.
 void FileStream::write_buffer() {
   wait_for_disk();
   acquire(filled_);
@@ -142,7 +143,7 @@ void FileStream::acquire(int64_t bytes) {
   }
 }
 
-// Whole blocks as before; what is left through the page cache.
+// Writes the complete blocks with O_DIRECT and the rest through the page cache.
 void FileStream::end_direct() {
   const auto rest = filled_ % kDiskBlockBytes;
   filled_ -= rest;

@@ -24,7 +24,7 @@
 namespace weft::checkpoint {
 namespace {
 
-// std::system_error's text ends with the errno's.
+// std::system_error appends the text of the errno.
 [[noreturn]] void throw_errno(
     const char* call,
     const std::filesystem::path& path,
@@ -39,9 +39,9 @@ namespace {
           mesh::limit_behind(error)));
 }
 
-// Inside the folder, without following links. Kernels before 5.6 and some
-// sandboxes have no openat2; for a name without separators openat does the
-// same.
+// Opens a file inside the folder without following links. Kernels before 5.6
+// and some sandboxes have no openat2. For a name without separators, openat
+// with O_NOFOLLOW does the same.
 int open_beneath(int folder, const std::string& name, int flags, mode_t mode) {
   open_how how{};
   how.flags = static_cast<uint64_t>(flags);
@@ -132,8 +132,8 @@ void File::write_at(
     if (wrote < 0 && errno != EINTR) {
       throw_errno("write", path_);
     }
-    // A file system that takes nothing and names no error would be asked for
-    // ever.
+    // Without this check, a file system that writes nothing and reports no
+    // error would make the loop endless.
     if (wrote == 0) {
       throw_errno("write", path_, EIO);
     }
@@ -158,7 +158,7 @@ void File::reserve(int64_t bytes) const {
       throw_errno(call.c_str(), path_, error);
     }
     if (error != EINTR) {
-      return; // The writes find a full disk.
+      return; // Not supported. A write will report a full disk.
     }
   }
 }
@@ -195,7 +195,7 @@ Folder Folder::open(const std::filesystem::path& path) {
 }
 
 Folder Folder::create(const std::filesystem::path& path) {
-  if (::mkdir(path.c_str(), 0777) != 0) { // less the process's umask
+  if (::mkdir(path.c_str(), 0777) != 0) {
     throw_errno("mkdir", path);
   }
   return open(path);
@@ -241,7 +241,8 @@ File Folder::create_file(const std::string& name) const {
 }
 
 std::vector<FolderEntry> Folder::list() const {
-  // A descriptor of its own: the position in a directory is the descriptor's.
+  // Opens another descriptor, because the position in a folder belongs to the
+  // descriptor.
   const int fd = ::openat(this->fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
     throw_errno("open", path());
@@ -258,7 +259,7 @@ std::vector<FolderEntry> Folder::list() const {
     struct stat status {};
     if (name == "." || name == ".." ||
         ::fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-      errno = 0; // gone since
+      errno = 0; // deleted meanwhile
       continue;
     }
     entries.push_back(
@@ -284,7 +285,8 @@ void Folder::rename(const std::string& from, const std::string& to) const {
   if (::renameat2(fd(), from.c_str(), fd(), to.c_str(), kNoReplace) == 0) {
     return;
   }
-  // Some network file systems know no flags. The caller holds the store's lock.
+  // Some network file systems support no flags. The caller holds the store's
+  // lock, so no other writer creates `to` after the check.
   if (errno == EINVAL || errno == ENOSYS) {
     if (has(to)) {
       throw_errno("rename to", path() / to, EEXIST);
@@ -321,11 +323,12 @@ void make_folders(const std::filesystem::path& path) {
   if (above != path) {
     make_folders(above);
   }
-  // Another process may make it, too.
+  // Another process may create it meanwhile.
   if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
     throw_errno("mkdir", path);
   }
-  // One that may be passed through but not read cannot be synced.
+  // A folder that this user may search but not read cannot be opened, and is
+  // not synced.
   const int fd = ::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd >= 0 && ::fsync(File(fd, above).fd()) != 0) {
     throw_errno("fsync", above);

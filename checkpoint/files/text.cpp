@@ -88,7 +88,8 @@ int64_t element_count(const std::vector<int64_t>& shape) {
     return -1;
   }
   int64_t count = 1;
-  // A size of 0 makes no room for sizes that would overflow beside it.
+  // A size of 0 counts as 1 here, so that a shape like [0, 2^62, 2^62] is
+  // rejected, too.
   for (const int64_t size : shape) {
     if (size > 0 && count > kMax / size) {
       return -1;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kHexAlphabet = "0123456789abcdef";
 
-// Looked up once: that costs as much as hashing a kilobyte.
+// Looks the algorithm up once, because a lookup takes as long as hashing 1 KiB.
 const EVP_MD* algorithm() {
   static const EVP_MD* const found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   TORCH_INTERNAL_ASSERT(found != nullptr, "OpenSSL has no SHA-256");

@@ -1,6 +1,7 @@
 #include "checkpoint/format/hash.h"
 
-// Compiled in: no library to link, and at full speed for short pieces.
+// Compiles xxHash into this file, so that no library is linked and short inputs
+// are hashed fast.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -26,7 +27,8 @@ std::optional<uint64_t> from_hex(std::string_view text) {
   }
   uint64_t value = 0;
   for (const char c : text) {
-    // Not isxdigit: "A" for "a" would be a change that goes unnoticed.
+    // isxdigit() would accept "A" for "a", and such a change of a file would
+    // stay undetected.
     if (c >= '0' && c <= '9') {
       value = value * 16 + static_cast<uint64_t>(c - '0');
     } else if (c >= 'a' && c <= 'f') {

@@ -12,8 +12,9 @@
 namespace weft::checkpoint {
 namespace {
 
-// Tells how far the parser has come. It reads one character at a time, and
-// none beyond a bracket before it reports that.
+// An iterator that counts the characters that the parser has read. The parser
+// reads one character at a time, and reports a bracket before it reads beyond
+// it.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -54,7 +55,7 @@ class NoEvents : public JsonScan {
 
 } // namespace
 
-// What nlohmann::json::sax_parse calls.
+// The event handler for nlohmann::json::sax_parse.
 struct JsonScan::Adapter {
   using number_integer_t = nlohmann::json::number_integer_t;
   using number_unsigned_t = nlohmann::json::number_unsigned_t;
@@ -72,7 +73,7 @@ struct JsonScan::Adapter {
     scan.on_other(value ? "true" : "false");
     return true;
   }
-  bool number_integer(number_integer_t /*value*/) { // only below 0
+  bool number_integer(number_integer_t /*value*/) {
     scan.on_other("a negative number");
     return true;
   }
@@ -115,7 +116,7 @@ struct JsonScan::Adapter {
   }
   template <class Error>
   bool parse_error(size_t /*at*/, const std::string& /*token*/, const Error&) {
-    return false; // run() says where
+    return false; // run() throws with the position.
   }
 };
 
@@ -123,7 +124,8 @@ void JsonScan::run(std::string_view text) {
   position_ = 0;
   frames_.clear();
   open_keys_ = 0;
-  // The parser would take a NUL for the end, and skip a byte order mark.
+  // nlohmann's parser would treat a NUL as the end of the text, and would skip
+  // a byte order mark.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     position_ = static_cast<int64_t>(nul);
     fail("a NUL byte");
@@ -156,7 +158,8 @@ void JsonScan::end() {
 void JsonScan::key(const std::string& name) {
   auto& frame = frames_.back();
   frame.key = name;
-  // Short keys cost ten times their text to remember.
+  // The limit bounds the memory: a stored short key takes ten times the size of
+  // its text.
   if (++open_keys_ > static_cast<size_t>(limits::kOpenKeys)) {
     fail(fmt::format("more than {} keys", limits::kOpenKeys));
   }

@@ -31,9 +31,9 @@ void add(Text& out, fmt::format_string<Args...> format, Args&&... args) {
   mesh::throw_error<mesh::UsageError>("[checkpoint] cannot save: " + what);
 }
 
-// The caller's text as it is: digits of a number are not rewritten.
+// Adds the caller's JSON text unchanged, so that numbers keep their digits.
 void add_object(Text& out, const char* name, const std::string& text) {
-  // Inside the manifest it is one level deeper.
+  // In the manifest, the text is nested one level deeper.
   try {
     check_json_object(text, name, limits::kManifestDepth - 1);
   } catch (const CheckpointError& error) {
@@ -100,7 +100,6 @@ void add_tensor(
   add(out, "]}}");
 }
 
-// `map` as an object with a line for each member.
 template <class Map, class AddMember>
 void add_members(
     Text& out,
@@ -121,7 +120,7 @@ void add_members(
 
 int64_t choose_piece_bytes(int64_t total_bytes, bool sha256) {
   constexpr int64_t kMaxOfHashes = 8 << 20;
-  constexpr int64_t kQuotes = 4; // and what separates two
+  constexpr int64_t kQuotes = 4; // two quotes, a comma and a space
   const auto digits = static_cast<int64_t>(
       kHexDigits + kQuotes + (sha256 ? kHmacDigits.size() + kQuotes : 0));
   auto piece = kDefaultPieceBytes;

@@ -14,7 +14,7 @@
 namespace weft::checkpoint {
 namespace {
 
-// Which bracket of the manifest the scan is in.
+// The object or list of the manifest that the scan is in.
 enum class In {
   kRoot,
   kFiles,
@@ -26,7 +26,7 @@ enum class In {
   kNumbers,
   kHashes,
   kDigests,
-  kText, // of the trainer: kept as it is
+  kText, // JSON of the trainer, kept as text
   kIgnored,
 };
 
@@ -39,7 +39,8 @@ struct Member {
   bool is_needed = true;
 };
 
-// Every member of version 1. A member's bit in `seen` is its position here.
+// All members of format version 1. The index of a member is its bit in
+// Frame::seen.
 constexpr std::array kMembers = {
     Member{In::kRoot, "format", Is::kString},
     Member{In::kRoot, "version", Is::kInteger},
@@ -164,13 +165,14 @@ class ManifestScan : public JsonScan {
  private:
   struct Frame {
     In in;
-    uint64_t seen;        // bit i: kMembers[i]
-    const Member* member; // that this bracket is the value of
+    uint64_t seen;        // Bit i stands for kMembers[i].
+    const Member* member; // The member whose value this bracket is.
   };
 
   In in() const { return stack_.empty() ? In::kIgnored : stack_.back().in; }
 
-  // Whether the value is a known member's; marks it as seen.
+  // Returns true if the value belongs to a known member, and marks the member
+  // as seen. Fails if the value has another type than the member.
   bool expects(Is is) {
     if (member_ == nullptr) {
       const bool is_free = in() == In::kText || in() == In::kIgnored ||
@@ -189,7 +191,7 @@ class ManifestScan : public JsonScan {
     return true;
   }
 
-  // What the bracket that opens now is.
+  // Returns the kind of the object or list that begins here.
   In inside(bool is_object) {
     if (stack_.empty()) {
       return In::kRoot;
@@ -324,7 +326,7 @@ class ManifestScan : public JsonScan {
   int64_t text_begin_ = 0;
 };
 
-// Before anything of the content is believed.
+// Checks the hash of the file, before its content is parsed.
 void check_hash(std::string_view text, const std::string& source) {
   const auto tail = kHashBefore.size() + kHashDigits.size() + kHashAfter.size();
   const auto at = text.size() < tail ? 0 : hash_position(text);
@@ -352,7 +354,8 @@ void check_hash(std::string_view text, const std::string& source) {
   }
 }
 
-// The right HMAC is not in the message: the one that reads that could use it.
+// Does not print the correct HMAC, because a reader of the message could use it
+// to forge a checkpoint.
 void check_hmac(
     std::string_view text,
     const std::string& source,

@@ -22,7 +22,9 @@ RuleViolation file_error(
     const std::string& name,
     const FileRecord& file,
     bool has_no_hashes) {
-  const int64_t least = has_no_hashes ? 10 : 16; // a length and {}, padded
+  // The smallest header: 8 bytes of length and "{}", which Weft pads to 8
+  // bytes.
+  const int64_t least = has_no_hashes ? 10 : 16;
   const int64_t alignment = has_no_hashes ? 1 : 8;
   if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
     return fmt::format(
@@ -40,7 +42,8 @@ RuleViolation file_error(
   return std::nullopt;
 }
 
-// Where case does not count, one of them would replace the other.
+// Rejects names that differ in case only. On a case-insensitive file system,
+// one of the files would replace the other.
 RuleViolation case_error(const Manifest& manifest) {
   std::unordered_map<std::string, std::string_view> names;
   for (const auto& [name, file] : manifest.files) {
@@ -76,7 +79,7 @@ RuleViolation offset_error(const TensorRecord& tensor, const Chunk& chunk) {
   return std::nullopt;
 }
 
-// One hash for each piece, and a SHA-256 for all or for none.
+// Requires one xxh3 per piece, and a SHA-256 for all pieces or for none.
 RuleViolation hash_error(const Manifest& manifest, const Chunk& chunk) {
   const auto bytes = chunk.end - chunk.begin;
   const auto pieces =
@@ -140,7 +143,7 @@ RuleViolation tensor_error(
         tensor.shape.size(),
         limits::kDims);
   }
-  format_name(tensor.dtype); // throws where there is none
+  format_name(tensor.dtype); // throws if the format has no such dtype
   const auto count = element_count(tensor.shape);
   const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   if (count < 0 || count > (int64_t{1} << 62) / item) {

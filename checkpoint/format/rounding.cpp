@@ -13,13 +13,14 @@
 namespace weft::checkpoint {
 namespace {
 
-// Float8 dtypes have few ops of their own.
+// Converts float8 tensors to float, because they support few ops.
 at::Tensor with_ops(const at::Tensor& tensor) {
   return c10::elementSize(tensor.scalar_type()) == 1 ? tensor.to(at::kFloat)
                                                      : tensor;
 }
 
-// In one pass: a NaN is both the smallest and the largest value.
+// Returns true if all elements are finite. One pass finds NaNs, too, because
+// aminmax() returns NaN twice if there is one.
 bool are_finite(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return true;
@@ -29,7 +30,7 @@ bool are_finite(const at::Tensor& tensor) {
          std::isfinite(largest.item<double>());
 }
 
-// An element, and its index in the full tensor.
+// The value of an element and its index in the local tensor.
 struct Element {
   std::vector<int64_t> index;
   double value = 0;
@@ -61,13 +62,14 @@ std::string name_of(const TensorPlace& place, const Element& element) {
   return fmt::format("{}[{}]", in_quotes(place.name), fmt::join(index, ", "));
 }
 
-// As short as it is in its own dtype.
+// Formats `value` in single precision unless `dtype` is double, so that the
+// digits that the conversion to double added do not appear.
 std::string value_text(double value, at::ScalarType dtype) {
   return dtype == at::kDouble ? fmt::format("{}", value)
                               : fmt::format("{}", static_cast<float>(value));
 }
 
-// Of the dtypes in which models are stored.
+// Lists the dtypes that hold `value`, of those in which models are stored.
 std::string dtypes_that_hold(double value) {
   std::vector<std::string> names;
   for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {

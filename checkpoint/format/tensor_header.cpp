@@ -21,7 +21,8 @@ static_assert(
 
 using Entry = std::pair<const std::string, HeaderTensor>;
 
-// Larger elements first, so that each tensor is aligned.
+// Returns the entries with the largest elements first, so that each tensor is
+// aligned.
 std::vector<Entry*> in_file_order(TensorHeader& header) {
   std::vector<Entry*> order;
   for (auto& entry : header.tensors) {

@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
-// {"dtype": ..., "shape": [...], "data_offsets": [...]} by name, and the
-// strings of __metadata__.
+// Parses {"<name>": {"dtype": ..., "shape": [...], "data_offsets": [...]}, ...}
+// and the strings of "__metadata__".
 class HeaderScan : public JsonScan {
  public:
   HeaderScan(const std::string& source, TensorHeader& header)
@@ -133,7 +133,7 @@ class HeaderScan : public JsonScan {
   bool in_metadata_ = false;
 };
 
-// {"<name>": {"saved_offsets": [...], "global_shape": [...], ...}, ...}
+// Parses {"<name>": {"saved_offsets": [...], "global_shape": [...], ...}, ...}.
 class ShardingScan : public JsonScan {
  public:
   ShardingScan(const std::string& source, TensorHeader& header)
@@ -194,7 +194,6 @@ class ShardingScan : public JsonScan {
   int depth_ = 0;
 };
 
-// Inside the full tensor.
 void check_places(const TensorHeader& header, const std::string& source) {
   for (const auto& [name, tensor] : header.tensors) {
     const auto where = fmt::format("tensor {}", in_quotes(name));
@@ -229,7 +228,8 @@ void check_places(const TensorHeader& header, const std::string& source) {
   }
 }
 
-// The data of all tensors, one behind the other, is the rest of the file.
+// Checks that the data of the tensors is contiguous and fills the rest of the
+// file. Makes the offsets relative to the begin of the file.
 void check_layout(
     TensorHeader& header,
     int64_t data_bytes,

@@ -15,21 +15,21 @@ namespace {
 
 // Note [Tiling by corners]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// Let f(x) be the number of boxes that hold element x. Give each corner of a
-// box a sign: + where an even number of its coordinates are ends, - where it is
-// odd. Then f(x) is the sum of the signs of all corners that are nowhere beyond
-// x, and the corners with their sums are determined by f. So boxes tile the
-// whole if and only if their corners, added up, are the full tensor's corners:
-// all others cancel. That takes 2^dims steps a box, in any number of boxes,
-// where comparing boxes in pairs would be quadratic. Dims along which no box is
-// cut are left out.
+// Let f(x) be the number of boxes that contain element x. Each corner of a box
+// gets a sign: + if an even number of its coordinates are ends, - if the number
+// is odd. Then f(x) is the sum of the signs of all corners that are not beyond
+// x in any dim, and f determines the corners with their sums. So boxes tile the
+// full tensor if and only if the sum of their corners equals the corners of the
+// full tensor: all others cancel. This takes 2^dims steps per box, while
+// comparing boxes in pairs would be quadratic. Dims along which no box is split
+// are left out.
 //
-// The first corner, in row-major order, where the sums differ is the first
-// element that is not held exactly once: all corners that are nowhere beyond it
-// come no later in that order. The difference there is f minus 1.
+// The first corner, in row-major order, whose sums differ is the first element
+// that is not in exactly one box, because all corners that are not beyond it in
+// any dim come no later in that order. The difference there is f minus 1.
 //
-// A corner is one number, as there can be millions: along each dim only the
-// coordinates count at which some box begins or ends.
+// There can be millions of corners, so a corner is one integer: along each dim
+// it contains the index of a coordinate at which a box begins or ends.
 using Corner = unsigned __int128;
 
 struct Box {
@@ -37,10 +37,9 @@ struct Box {
   const std::vector<int64_t>& shape;
 };
 
-// A dim along which boxes are cut.
 struct ShardedDim {
   size_t dim;
-  std::vector<int64_t> coordinates; // ascending, each once
+  std::vector<int64_t> coordinates; // ascending and unique
   int bits = 0;
 
   Corner index_of(int64_t coordinate) const {
@@ -63,7 +62,7 @@ std::vector<ShardedDim> sharded_dims(
   return dims;
 }
 
-// Returns how many bits a corner takes.
+// Fills in the coordinates. Returns the number of bits of a corner.
 int number_coordinates(
     const std::vector<int64_t>& shape,
     const std::vector<Chunk>& chunks,
@@ -84,7 +83,7 @@ int number_coordinates(
   return bits;
 }
 
-// Those with an even number of ends go to `even`.
+// Adds the corners with an even number of ends to `even`, the others to `odd`.
 void add_corners(
     const Box& box,
     const std::vector<ShardedDim>& dims,
@@ -115,7 +114,7 @@ std::vector<int64_t> element_at(
   return element;
 }
 
-// The first that one list has more often than the other; both are sorted.
+// Returns the first corner that is more frequent in one of the sorted lists.
 std::optional<Corner> first_difference(
     const std::vector<Corner>& a,
     const std::vector<Corner>& b) {

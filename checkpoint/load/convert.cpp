@@ -12,8 +12,8 @@
 namespace weft::checkpoint {
 namespace {
 
-/// Whole numbers from `low` to `high`, which as doubles are exact or, for the
-/// largest of 64 bits, one too large.
+/// The integers that can be converted to a dtype. The bounds are exact as
+/// doubles, except that `high` of a 64-bit dtype is rounded up by 1.
 struct WholeRange {
   double low;
   double high;
@@ -24,7 +24,8 @@ bool is_real(at::ScalarType dtype) {
          at::isIntegralType(dtype, /*includeBool=*/true);
 }
 
-// Of a floating-point dtype: up to where it holds all integers.
+// Returns the integers that `dtype` can hold. For a floating-point dtype this
+// is the range in which it holds all integers.
 WholeRange range_of(at::ScalarType dtype) {
   const auto bits = static_cast<int>(8 * c10::elementSize(dtype));
   switch (dtype) {
@@ -56,7 +57,8 @@ WholeRange range_of(at::ScalarType dtype) {
   }
 }
 
-// Doubles near the ends of 64 bits stand for integers beyond them.
+// Returns true if the range contains the value. Rejects 2^63 and more, because
+// such a double can stand for an integer that was rounded up.
 bool is_inside(double value, const WholeRange& range) {
   return value >= range.low && value <= range.high &&
          (std::abs(value) < std::ldexp(1.0, 63) || value == range.low);
@@ -72,7 +74,7 @@ constexpr const char* kRemedy =
     at::ScalarType from,
     at::ScalarType to,
     const char* why) {
-  // As short as it is in its own dtype.
+  // Single precision avoids digits that the conversion to double has added.
   const bool is_single = at::isFloatingType(from) && from != at::kDouble;
   TORCH_CHECK_VALUE(
       false,

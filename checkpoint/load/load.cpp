@@ -18,30 +18,29 @@
 
 // Note [How ranks load together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What can be checked with the manifest alone is checked by every rank alike.
-// Then each reads, and the one that fails goes on to the next exchange, so
-// nobody waits for a rank that is gone. With one reader of a part for all that
-// hold it there is an exchange of a flag before the values of each batch
-// travel; in any case there is one of the errors before load() says that all is
-// well. With all_or_nothing no tensor changes before that one.
+// Every rank checks what can be checked with the manifest alone, with equal
+// results. Then each rank reads. A rank that fails takes part in the next
+// exchange, so that no rank waits for it. With ReadBy::kOneReplica, the ranks
+// exchange an error flag before the values of each batch are broadcast. In both
+// modes they exchange their errors before load() succeeds. With all_or_nothing,
+// no tensor changes before this exchange.
 
 namespace weft::checkpoint {
 namespace {
 
 constexpr const char* kLoadOp = "checkpoint.load";
-/// The size of tensors that one rank reads and then sends in one batch.
 constexpr int64_t kBatchBytes = 256 << 20;
 
-// Only the first is the checkpoint's fault, and may be answered by an older
-// one.
+// The kinds of errors. Only kDamaged is the fault of the checkpoint, so a
+// caller can retry with an older one.
 constexpr char kDamaged = 'd';
 constexpr char kUnfit = 'u';
 constexpr char kNoFolder = 'n';
 constexpr char kFailed = 'f';
-/// Precedes the text of a manifest instead of an error.
+/// The first character of a message that contains a manifest, not an error.
 constexpr char kText = 't';
 
-/// "" if `act` went well, else what is wrong, and of which kind.
+/// Returns "" if `act` succeeds, otherwise the kind of the error and its text.
 std::string error_of(const std::function<void()>& act) {
   try {
     act();
@@ -57,7 +56,6 @@ std::string error_of(const std::function<void()>& act) {
   }
 }
 
-/// `errors` by rank; an empty one means that all went well there.
 void throw_first_error(const std::vector<std::string>& errors) {
   for (size_t rank = 0; rank < errors.size(); ++rank) {
     if (errors[rank].empty()) {
@@ -88,7 +86,7 @@ bool fails_anywhere(const mesh::World& world, const std::string& error) {
 }
 
 ReadBy choose_readers(ReadBy asked, const std::optional<mesh::World>& world) {
-  // In a fake process group nobody sends anything.
+  // Ranks of a fake process group send nothing.
   if (!world || world->world_size() == 1 || world->backend() == "fake") {
     return ReadBy::kEveryRank;
   }
@@ -99,7 +97,8 @@ ReadBy choose_readers(ReadBy asked, const std::optional<mesh::World>& world) {
                                                          : ReadBy::kEveryRank;
 }
 
-// Ranks that disagree would wait for each other, or load different steps.
+// Throws on all ranks if they load different tensors or use different options.
+// Otherwise they would wait for each other or load different steps.
 void check_ranks_agree(
     const std::vector<StateItem>& items,
     const Manifest& manifest,
@@ -135,7 +134,9 @@ void check_ranks_agree(
            "rank ", world->rank(), "/", world->world_size())});
 }
 
-/// Returns what is wrong on this rank. `reading` is none if `error` reports it.
+/// Reads and broadcasts the tensors. Returns the error of this rank, which may
+/// be the `error` of an earlier step. `reading` is empty only if `error` is
+/// not.
 std::string read_one_replica(
     const std::vector<LoadTarget>& targets,
     const mesh::World& world,
@@ -198,7 +199,7 @@ Manifest read_manifest(
   if (!answers.front().starts_with(kText)) {
     throw_first_error(answers);
   }
-  // The check may fail on this rank alone, because its key may be another one.
+  // The check can fail on this rank alone, because its key may differ.
   const auto error = reads ? std::string() : error_of([&] {
     manifest =
         parse_step_manifest(answers.front().substr(1), step_folder, hmac_key);

@@ -19,7 +19,7 @@ std::vector<SaveItem> items_to_read(const std::vector<LoadTarget>& targets) {
   return items;
 }
 
-// What a rank holds on average: every rank counts alike.
+// Returns the average bytes per rank, which is identical on all ranks.
 int64_t average_part_bytes(const SaveItem& item) {
   int64_t bytes = item.item_bytes;
   for (const int64_t size : item.sizes) {
@@ -33,7 +33,8 @@ int64_t average_part_bytes(const SaveItem& item) {
   return bytes;
 }
 
-// Small tensors share a message; packing large ones would cost another copy.
+// Broadcasts small tensors in one message. Packing the large ones, too, would
+// cost another copy.
 void broadcast_all(
     mesh::Communicator& group,
     const std::vector<at::Tensor>& bytes,
@@ -56,7 +57,7 @@ void broadcast_all(
   }
 }
 
-// Backends need not know each dtype.
+// Views a part as bytes, because backends need not support its dtype.
 at::Tensor as_bytes(const at::Tensor& part) {
   return part.view({-1}).view(at::kByte);
 }
@@ -127,8 +128,7 @@ void LoadReplicas::broadcast(size_t first, const std::vector<at::Tensor>& parts)
     const {
   std::map<size_t, std::vector<at::Tensor>> by_route;
   for (size_t k = 0; k < parts.size(); ++k) {
-    // Ranks that differ only along a mesh dim that repeats the tensor hold the
-    // same of it, so all leave it out or none does.
+    // Ranks that receive the same part agree on whether it is empty.
     if (parts[k].numel() > 0) {
       by_route[route_of_[first + k]].push_back(as_bytes(parts[k]));
     }
@@ -138,8 +138,8 @@ void LoadReplicas::broadcast(size_t first, const std::vector<at::Tensor>& parts)
   }
 }
 
-// Those take part in a stage that will have values after it and, in the mesh
-// dims of later stages, stand where the reader does.
+// Runs the stages in order. A rank takes part in a stage if its coordinates in
+// the mesh dims of all later stages are those of the reader.
 void LoadReplicas::run(const Route& route, const std::vector<at::Tensor>& bytes)
     const {
   if (!route.mesh) {

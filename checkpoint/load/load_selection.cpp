@@ -17,14 +17,13 @@ namespace {
 
 constexpr const char* kSelectOp = "checkpoint.load";
 
-/// The patterns of a LoadOptions, and which of them have matched something.
 class KeyFilter {
  public:
   explicit KeyFilter(const LoadOptions& options)
       : include_(options.include), exclude_(options.exclude) {}
 
   bool selects(const std::string& key) {
-    // Both are asked, so that neither's patterns seem to match nothing.
+    // Evaluates both, so that the matches of both are recorded.
     const bool in = any_matches(include_, key) || include_.empty();
     return !any_matches(exclude_, key) && in;
   }
@@ -66,7 +65,6 @@ class KeyFilter {
   std::set<std::string> matched_;
 };
 
-/// Names in the checkpoint by the key that they are for.
 std::map<std::string, std::string> sources_by_key(
     const Manifest& manifest,
     const LoadOptions& options) {

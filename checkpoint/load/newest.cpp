@@ -12,7 +12,7 @@ namespace {
 constexpr char kListed = '+';
 constexpr char kNotListed = '-';
 
-// Rank 0's, so that all try the same.
+// Returns the steps that rank 0 lists, so that all ranks try the same ones.
 std::vector<StepFolder> list_steps_together(
     const std::filesystem::path& checkpoints,
     const std::optional<mesh::World>& world) {

@@ -16,7 +16,7 @@ std::span<std::byte> mutable_bytes(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-/// Where the values can be read to at once: the tensor itself, or none.
+/// Returns true if values can be read directly into the memory of the tensor.
 bool is_readable_into(const at::Tensor& local) {
   return local.is_contiguous() && local.device().is_cpu() && !local.is_neg() &&
          !local.is_conj();
@@ -67,7 +67,7 @@ void ShardLoader::read(size_t i) {
   const auto part = buffer(i);
   for (const auto& held : own_boxes(target.item.item)) {
     const auto view = view_of(part, held);
-    // Rows of a dim that is not the first do not lie together.
+    // A view that is narrowed in a dim other than the first is not contiguous.
     const auto into =
         view.is_contiguous() ? view : at::empty(view.sizes(), view.options());
     reader_.read_box(
@@ -105,7 +105,7 @@ void ShardLoader::commit() {
   }
   staged_.clear();
   for (const auto& target : targets_) {
-    // Written behind autograd's back.
+    // The write bypassed autograd, so the version counter is increased here.
     const auto& item = target.item;
     const auto& changed = item.whole.defined() ? item.whole : item.local;
     changed.unsafeGetTensorImpl()->bump_version();

@@ -19,13 +19,13 @@
 
 // Note [How ranks save together]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Every rank writes its files into a temporary folder whose name all know, and
-// reports what it has written, or why it could not, to the first rank. That one
-// compares what the ranks thought they were saving, writes the manifest and
-// renames the folder. Its verdict goes back to all. One round up and one down,
-// whatever happens: the one that fails reports it in its report, so nobody
-// waits for a rank that is gone, and all throw the same error. Until the rename
-// the store is what it was.
+// Every rank writes its files into a temporary folder with a name that all
+// ranks know. Then it sends rank 0 a report of what it has written, or its
+// error. Rank 0 checks that the ranks have saved the same state, writes the
+// manifest, renames the folder and broadcasts the result. A rank that fails
+// sends its error in the report, so there is always exactly one gather and one
+// broadcast, no rank waits for a missing one, and all throw the same error.
+// Until the rename, the store is unchanged.
 
 namespace weft::checkpoint {
 namespace {
@@ -45,7 +45,7 @@ bool is_first(const CollectiveSave& save) {
   return rank_of(save.options.world) == 0;
 }
 
-// What all ranks must save alike, line by line.
+// Returns the lines that must be identical on all ranks.
 std::vector<std::string> lines_of(const CollectiveSave& save) {
   auto lines = describe_items(save.items);
   lines.push_back(fmt::format("step {}", save.content.step));
@@ -61,7 +61,6 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// "" if `act` went well, else what went wrong.
 template <class Act>
 std::string error_of_save(const Act& act) {
   try {
@@ -120,7 +119,8 @@ std::string lines_difference(Tree& tree, const CollectiveSave& save) {
                               .where = fmt::format("{} ranks", texts.size())});
 }
 
-// Ranks of several hosts may have written to several disks.
+// Throws if files are missing, because ranks on several hosts may have written
+// to different disks.
 void check_files_are_here(const Folder& folder, const Manifest& manifest) {
   std::map<std::string, int64_t> here;
   for (const auto& entry : folder.list()) {
@@ -141,7 +141,7 @@ void check_files_are_here(const Folder& folder, const Manifest& manifest) {
   }
 }
 
-/// What the first rank makes of the reports.
+/// The result of the save, which rank 0 derives from the reports.
 struct Verdict {
   std::string error = {};
   bool is_disagreement = false;
@@ -166,7 +166,6 @@ std::string not_saved(int64_t step, size_t rank, const std::string& why) {
       why);
 }
 
-// The first rank's part once all have written.
 class Commit {
  public:
   Commit(const CollectiveSave& save, std::filesystem::path temporary)
@@ -222,8 +221,9 @@ class Commit {
   std::filesystem::path temporary_;
 };
 
-// The save stands, whatever happens here, and nobody waits for it. Returns
-// `note` and what went wrong.
+// Deletes old checkpoints. An error does not fail the save, which is already
+// committed. No other rank waits for this. Returns `note`, extended by the
+// error if there is one.
 std::string prune(const CollectiveSave& save, const std::string& note) {
   if (!is_first(save) || save.options.keep == 0) {
     return note;
@@ -241,7 +241,8 @@ std::string prune(const CollectiveSave& save, const std::string& note) {
 } // namespace
 
 std::string save_collectively(const CollectiveSave& save, Tree& tree) {
-  // The others may have it where this rank could not make it.
+  // Needed even if this rank fails to create the folder, because other ranks
+  // may have created it.
   const auto temporary =
       temporary_path(save.checkpoints, save.content.step, save.nonce);
   RankReport report{
@@ -268,7 +269,7 @@ std::string save_collectively(const CollectiveSave& save, Tree& tree) {
       own = {.error = not_saved(save.content.step, 0, "commit: " + error)};
     }
     if (!own.error.empty() || own.is_disagreement) {
-      discard_step(temporary); // All have written by now.
+      discard_step(temporary); // All ranks have finished writing.
     }
     text = verdict_text(own);
   }
@@ -279,7 +280,8 @@ std::string save_collectively(const CollectiveSave& save, Tree& tree) {
   if (verdict.error.empty()) {
     return prune(save, verdict.note);
   }
-  // With another step, or on a host of another disk, it is another folder.
+  // If this rank saved another step or is on a host with another disk, its
+  // temporary folder is not the one that rank 0 has deleted.
   discard_step(temporary);
   if (verdict.is_disagreement) {
     mesh::throw_error<mesh::DisagreementError>(verdict.error);

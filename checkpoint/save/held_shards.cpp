@@ -5,7 +5,6 @@
 namespace weft::checkpoint {
 namespace {
 
-/// Steps `index` to the next box, the last dim fastest. False after the last.
 bool next_box(
     std::vector<size_t>& index,
     const std::vector<dtensor::RowRanges>& ranges) {
@@ -18,7 +17,8 @@ bool next_box(
   return false;
 }
 
-/// Where each range of a dim begins in a part that has them one after another.
+/// Returns the begin of each range in a local tensor that stores them in
+/// sequence.
 std::vector<int64_t> begins_in_part(const dtensor::RowRanges& rows) {
   std::vector<int64_t> begins;
   int64_t begin = 0;

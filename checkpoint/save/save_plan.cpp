@@ -12,7 +12,8 @@
 namespace weft::checkpoint {
 namespace {
 
-// The mesh dim cuts the tensor: each of its ranks writes what it holds.
+// The writer along a mesh dim that shards the tensor: each rank writes its
+// shard.
 constexpr int64_t kOwn = -1;
 
 int64_t product(const std::vector<int64_t>& sizes) {
@@ -20,7 +21,8 @@ int64_t product(const std::vector<int64_t>& sizes) {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Of a tensor on the mesh of no dims: all ranks in a row.
+// Returns the shape of the mesh. An item without mesh dims counts as replicated
+// over a 1-D mesh of all ranks.
 std::vector<int64_t> mesh_shape(const SaveItem& item, int64_t world_size) {
   return item.spec.mesh_ndim() == 0 ? std::vector<int64_t>{world_size}
                                     : item.spec.mesh().shape();
@@ -58,7 +60,8 @@ int64_t index_at(
   return index;
 }
 
-// Where `rank` is in each mesh; items share few of them.
+// The coordinates of a rank in each mesh, cached because items share few
+// meshes.
 class Coordinates {
  public:
   Coordinates(int64_t rank, int64_t world_size)
@@ -85,14 +88,14 @@ class Coordinates {
   std::map<const void*, std::vector<int64_t>> known_;
 };
 
-// Items that the same sets of ranks hold alike: which mesh dims repeat them.
+// Items that have the same mesh and the same replicated mesh dims.
 struct ReplicaGroup {
   std::vector<size_t> items;
   std::vector<size_t> repeated;
   int64_t replicas = 1;
 };
 
-// What one rank of an item's mesh holds of it: of the rank that holds most.
+// Returns the bytes of the largest local tensor of the item.
 int64_t part_bytes(const SaveItem& item, int64_t world_size) {
   if (item.spec.mesh_ndim() == 0) {
     return product(item.sizes) * item.item_bytes;
@@ -102,8 +105,8 @@ int64_t part_bytes(const SaveItem& item, int64_t world_size) {
          item.item_bytes;
 }
 
-// Numbers meshes by their shape and ranks, in the order in which items name
-// them, so that the numbers are the same everywhere.
+// Numbers meshes with the same shape and ranks alike, in the order of the
+// items, so that the numbers are equal on all ranks.
 class MeshNumbers {
  public:
   size_t of(const SaveItem& item) {
@@ -153,13 +156,14 @@ std::vector<ReplicaGroup> alike(
   for (auto& [key, group] : found) {
     result.push_back(std::move(group));
   }
-  // Those with the least choice first; the others even out what they leave.
+  // Groups with few replicas have the least choice of writers, so they come
+  // first. The groups with more replicas balance the load after them.
   std::ranges::stable_sort(result, {}, &ReplicaGroup::replicas);
   return result;
 }
 
-// Which of the replicas of `group` each rank is, counted over its repeated
-// mesh dims.
+// Returns the replica index of each rank, counted row-major over the replicated
+// mesh dims of `group`.
 std::vector<int64_t> replica_of_ranks(
     const SaveItem& item,
     const ReplicaGroup& group,
@@ -177,8 +181,9 @@ std::vector<int64_t> replica_of_ranks(
   return replica;
 }
 
-// For each item of `group` the replica that writes it, largest items first,
-// each to the replica with the least to write. `load` is every rank's so far.
+// Returns the replica that writes each item of `group`. Assigns the largest
+// items first, each to the replica with the least bytes so far. `load` is the
+// bytes that each rank writes, and is updated.
 std::map<size_t, int64_t> choose_replicas(
     const std::vector<SaveItem>& items,
     const ReplicaGroup& group,
@@ -225,7 +230,8 @@ SavePlan::SavePlan(std::vector<SaveItem> items, int64_t world_size)
       writers_(items_.size()) {
   std::vector<int64_t> load(static_cast<size_t>(world_size), 0);
   for (const auto& group : alike(items_, world_size)) {
-    // Where nothing is repeated, all ranks write their own, about as much.
+    // Without replicas, every rank writes its own shard. These are about equal,
+    // so `load` does not include them.
     const auto chosen = group.replicas == 1
                             ? std::map<size_t, int64_t>()
                             : choose_replicas(items_, group, load);

@@ -21,10 +21,11 @@
 
 // Note [Saving in the background]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// The caller's thread plans and copies; a thread of its own writes and commits.
-// That one talks to the other ranks through groups of its own (RankTree), so it
-// never comes between the collectives of training. No process is forked: a
-// child of one with threads and devices could do little safely.
+// The caller's thread plans the save and copies the tensors. A background
+// thread writes and commits. The background thread talks to the other ranks
+// through its own groups (RankTree), so that its messages do not mix with the
+// collectives of training. Weft does not fork a process for this, because a
+// child of a process with threads and devices can do little safely.
 
 namespace weft::checkpoint {
 namespace {
@@ -37,7 +38,8 @@ bool is_same(const SaveItem& a, const SaveItem& b) {
          a.item_bytes == b.item_bytes;
 }
 
-// What this rank writes of `chunk`, in the memory of the tensor where possible.
+// Returns the part of the tensor that this rank writes. It is a view unless the
+// tensor has a lazy conjugation or negation.
 at::Tensor held_part(const StateItem& item, const HeldShard& held) {
   auto part = item.local;
   for (size_t d = 0; d < held.at.size(); ++d) {
@@ -46,10 +48,9 @@ at::Tensor held_part(const StateItem& item, const HeldShard& held) {
   return part.resolve_conj().resolve_neg();
 }
 
-// Who writes what, kept while the state's tensors are the same.
 class PlanCache {
  public:
-  /// Returns whether the last plan serves.
+  /// Returns true if the last plan was reused.
   bool update(
       const std::vector<StateItem>& items,
       const std::optional<mesh::World>& world) {
@@ -76,7 +77,7 @@ class PlanCache {
   std::vector<PlannedChunk> chunks_;
 };
 
-// `data[i]` is what chunk i holds.
+// Groups the chunks by file. data[i] is the content of chunk i.
 std::vector<std::vector<FileTensor>> to_files(
     const std::vector<PlannedChunk>& chunks,
     const std::vector<StateItem>& items,
@@ -103,21 +104,17 @@ struct Saver::State {
   std::filesystem::path checkpoints;
   SaverOptions options;
   std::optional<mesh::RankTree> tree;
-  /// The background's; made when there is one.
   std::optional<mesh::RankTree> background_tree;
   std::string nonce;
   int64_t saves = 0;
   PlanCache plan;
   Staging staging;
-  /// Reserves the memory of the staging buffer.
   std::future<void> reserving;
   SaveStats last;
-  /// The statistics of the save in flight, which become `last`.
   std::future<SaveStats> in_flight;
-  /// That save, too.
+  /// True lifts the write rate limit of the save in flight.
   std::atomic<bool> is_unthrottled = false;
 
-  // By the chunks of the plan.
   std::vector<at::Tensor> parts_to_write(
       const std::vector<StateItem>& items) const {
     std::vector<at::Tensor> parts;
@@ -127,7 +124,8 @@ struct Saver::State {
     return parts;
   }
 
-  // Where there was none, the copy asks again.
+  // Waits for the reservation. Ignores its error, because the copy allocates
+  // again.
   void wait_for_memory() {
     if (reserving.valid()) {
       reserving.wait();
@@ -135,9 +133,9 @@ struct Saver::State {
     }
   }
 
-  // The error of the save in flight, if it failed. Ranks learn of a
-  // failure at different calls, so it must not keep one of them from the next
-  // save.
+  // Waits for the save in flight and returns its error. Does not throw it,
+  // because ranks learn of a failure in different calls, and a rank that threw
+  // here would be missing in the next save.
   std::exception_ptr settle() {
     try {
       if (in_flight.valid()) {
@@ -157,7 +155,8 @@ struct Saver::State {
     }
   }
 
-  // What is to be written, in the tensors' own memory or a copy of it.
+  // Returns the tensors to write, in their own memory or, if `copies`, in the
+  // staging buffer.
   CollectiveSave prepare(
       const StateDicts& dicts,
       const StepContent& content,
@@ -170,13 +169,14 @@ struct Saver::State {
         .nonce = fmt::format("{}-{}", nonce, saves++),
         .items = list_items(dicts, kSaveOp),
         .files = {}};
-    // From here on the other ranks count on this one's report.
+    // From here on the other ranks wait for the report of this rank, so an
+    // error becomes part of it.
     try {
       add_files(save, copies, stats);
     } catch (const std::exception& error) {
       save.error = mesh::message_of(error);
     }
-    if (copies) { // The tensors themselves may go.
+    if (copies) { // releases the tensors of the state
       for (auto& item : save.items) {
         item.local = at::Tensor();
         item.whole = at::Tensor();
@@ -250,7 +250,8 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   state_->is_unthrottled = false;
   joint->is_unthrottled = &state_->is_unthrottled;
   stats.blocked = Clock::now() - start;
-  // One save at a time, in a thread or, where none can be had, in this one.
+  // Runs one save at a time, on another thread or, if none can be created, on
+  // this one.
   const auto act = [start,
                     stats,
                     joint,
@@ -264,7 +265,8 @@ void Saver::save_async(const StateDicts& dicts, const StepContent& content) {
   try {
     state_->in_flight = std::async(std::launch::async, act);
   } catch (const std::system_error&) {
-    // No thread can be had; the others wait for this rank's report.
+    // No thread can be created. The save runs here, because the other ranks
+    // wait for the report of this rank.
     state_->in_flight = std::async(std::launch::deferred, act);
     state_->in_flight.wait();
   }

@@ -12,15 +12,15 @@
 namespace weft::checkpoint {
 namespace {
 
-// What vector instructions and direct transfers like.
+// The alignment of each tensor in bytes, for vector instructions and DMA.
 constexpr int64_t kAlignment = 64;
 
 int64_t rounded_up(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// In large pages where the kernel has some: the first copy then waits for few
-// page faults.
+// Allocates pageable memory, in huge pages if available, so that the first copy
+// causes few page faults.
 at::Tensor pageable(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   void* memory = ::mmap(
@@ -31,7 +31,7 @@ at::Tensor pageable(int64_t bytes) {
       -1,
       0);
   if (memory == MAP_FAILED) {
-    return at::empty({bytes}, at::kByte); // throws, naming the size
+    return at::empty({bytes}, at::kByte); // throws with the size
   }
   ::madvise(memory, size, MADV_HUGEPAGE);
   return at::from_blob(
@@ -46,7 +46,6 @@ void finish_copies(c10::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
-// But for the CPU.
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> devices;
   for (const auto& tensor : tensors) {
@@ -69,7 +68,7 @@ void Staging::grow(const std::vector<at::Tensor>& tensors) {
   if (bytes() >= needed) {
     return;
   }
-  memory_ = at::Tensor(); // never both at once
+  memory_ = at::Tensor(); // freed before the new buffer is allocated
   const bool is_cuda = std::ranges::any_of(
       devices_of(tensors), [](c10::Device device) { return device.is_cuda(); });
   memory_ =

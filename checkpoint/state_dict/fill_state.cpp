@@ -20,20 +20,18 @@
 
 // Note [Values from rank 0]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
-// Rank 0 says what it has, names, sizes and dtypes, or what is wrong with it.
-// So all ranks find the same differences, before any value travels. Then one
-// full tensor after the other is broadcast, small ones together, and each rank
-// keeps its part: no rank holds more than one batch of wholes.
+// Rank 0 broadcasts the names, sizes and dtypes of its tensors, or its error.
+// So all ranks find the same differences before any values are sent. Then the
+// full tensors are broadcast in batches, and each rank keeps its part: no rank
+// has more than one batch of full tensors at a time.
 
 namespace weft::checkpoint {
 namespace {
 
 using dtensor::StateDict;
 
-/// The size of full tensors that are sent in one message.
 constexpr int64_t kBatchOfWholes = 32 << 20;
 
-/// What a rank needs to know of another's tensor.
 struct TensorInfo {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
@@ -85,7 +83,7 @@ std::string listing_text(const StateDict& given, const FillOptions& options) {
     return base::strict_json_text(text);
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
-  } catch (const std::exception& error) { // A name that is not UTF-8.
+  } catch (const std::exception& error) { // a name is not UTF-8
     return fmt::format("[{}] {}", options.op, error.what());
   }
 }
@@ -121,8 +119,8 @@ Listing listing_of_rank0(
 
 // ---- checks -----------------------------------------------------------------
 
-// What is redistributed needs all ranks; one that gives nothing would leave the
-// others waiting.
+// Throws on all ranks if they pass different states. Redistribution needs all
+// ranks, so a rank without a tensor would block the others.
 void check_ranks_give_alike(
     const mesh::World& world,
     const StateDict& given,
@@ -198,7 +196,6 @@ IncompatibleKeys check_keys(
 
 // ---- values -----------------------------------------------------------------
 
-// This rank's part of a full tensor.
 void take_part(const at::Tensor& target, const at::Tensor& whole) {
   const auto* impl = dtensor::dtensor_impl(target);
   if (!impl) {
@@ -251,7 +248,7 @@ void broadcast_and_take(
   std::vector<at::Tensor> into;
   int64_t bytes = 0;
   const auto flush = [&] {
-    std::vector<at::Tensor> raw; // Backends need not know each dtype.
+    std::vector<at::Tensor> raw; // sent as bytes, as backends lack some dtypes
     for (const auto& whole : wholes) {
       raw.push_back(whole.view({-1}).view(at::kByte));
     }

@@ -67,7 +67,7 @@ at::Tensor without_mesh(const at::Tensor& tensor) {
   return impl ? impl->local() : tensor.detach();
 }
 
-/// Shares the module's memory.
+/// Returns the state of the module, which shares the module's memory.
 StateDict model_state(
     const Module& module,
     const StateDictOptions& options,
@@ -164,7 +164,7 @@ StateDict full_state(const StateDict& state, bool cpu_offload) {
   StateDict result;
   for (const auto& [name, tensor] : state) {
     const bool is_cut = dtensor::is_dtensor(tensor);
-    // All ranks take part, also those that do not keep it.
+    // Collective: ranks that do not keep the result take part, too.
     const auto full = is_cut ? dtensor::full_tensor(tensor) : tensor;
     const auto mesh = mesh_of(tensor);
     if (cpu_offload && mesh && mesh->world().rank() != 0) {
@@ -215,7 +215,7 @@ StateDict state_of_optimizer(
                    to_be_loaded);
 }
 
-/// Shares memory with `tensor`.
+/// Returns a tensor that shares memory with `tensor`.
 at::Tensor placed(
     const at::Tensor& tensor,
     const std::optional<DeviceMesh>& mesh) {
@@ -225,7 +225,7 @@ at::Tensor placed(
   return mesh_of(tensor) ? tensor : without_mesh(tensor);
 }
 
-/// `to_be_loaded`: see optimizer_state_dict(); may be null.
+/// See optimizer_state_dict() for `to_be_loaded`, which may be null.
 std::vector<StateDict> states_of_optimizers(
     const Module& module,
     const Optimizers& optimizers,
@@ -341,7 +341,8 @@ IncompatibleKeys set_model_state_dict(
       fill_options(kSetModel, options, mesh));
   for_each_persistent(module, options, [](const auto&, const auto& tensor) {
     if (dtensor::is_dtensor(tensor)) {
-      // Its part was written behind autograd's back.
+      // The local tensor was written without autograd, so the version counter
+      // is increased here.
       tensor.unsafeGetTensorImpl()->bump_version();
     }
   });
@@ -354,7 +355,8 @@ IncompatibleKeys set_optimizer_state_dict(
     const StateDict& state,
     const StateDictOptions& options) {
   auto mesh = find_mesh(module, options);
-  // What only rank 0 has tells the others nothing of what to make.
+  // With broadcast_from_rank0, only rank 0 has a state, so the other ranks
+  // cannot derive from it which optimizer states to create.
   const auto states = states_of_optimizers(
       module,
       optimizers,

@@ -33,7 +33,8 @@ std::string step_name(int64_t step) {
   return fmt::format("{}{}", kStepPrefix, step);
 }
 
-// The N of "step-N", if it is written the one way that step_name() writes it.
+// Returns the N of "step-N". Returns nothing for other spellings than that of
+// step_name(), such as "step-007".
 std::optional<int64_t> step_of(std::string_view name) {
   constexpr size_t kMaxDigits = 18;
   if (!name.starts_with(kStepPrefix)) {
@@ -57,14 +58,13 @@ bool is_there(const fs::path& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-// Deletes what already has a temporary name. What cannot be deleted
-// now is left for remove_temporaries().
+// Deletes a file or folder with a temporary name. If that fails,
+// remove_temporaries() deletes it later.
 void delete_temporary(const fs::path& path) {
   std::error_code ignored;
   fs::remove_all(path, ignored);
 }
 
-// Writes a small file under a temporary name and returns that name.
 std::string write_temporary(
     const Folder& folder,
     const std::string& name,
@@ -86,7 +86,6 @@ std::string write_temporary(
   return temporary;
 }
 
-// flock() without waiting; false if another holds it.
 bool try_lock(const Folder& folder, int kind) {
   while (::flock(folder.fd(), kind | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
@@ -155,7 +154,7 @@ std::optional<int64_t> read_latest(const fs::path& checkpoints) {
     const auto step = step_of(text);
     return step && folder.has(text) ? step : std::nullopt;
   } catch (const CheckpointError&) {
-    return std::nullopt; // not a file: then it names nothing
+    return std::nullopt; // `latest` is not a regular file
   }
 }
 
@@ -202,7 +201,8 @@ void write_manifest(
 
 namespace {
 
-// The folder has its name; with the error goes that name, too.
+// Makes the rename durable. If that fails, the folder gets its temporary name
+// back.
 void sync_renamed(
     const Folder& parent,
     const std::string& name,
@@ -215,7 +215,7 @@ void sync_renamed(
   }
 }
 
-// Returns why not, if so.
+// Returns "", or the reason why `latest` was not moved.
 std::string
 move_latest(const Folder& parent, const std::string& temporary, bool sync) {
   try {
@@ -242,8 +242,8 @@ std::string commit_step(
   const auto name = step_name(step);
   const bool moves =
       move == MoveLatest::kAlways || read_latest(checkpoints) < step;
-  // Whatever needs room on the disk comes before the rename, so that a full
-  // one cannot fail a save that is committed already.
+  // All writes that need disk space precede the rename, so that a full disk
+  // cannot fail a save that is already committed.
   const auto latest =
       moves ? write_temporary(parent, kLatestName, name + "\n", sync) : "";
   try {
@@ -293,8 +293,8 @@ int64_t remove_temporaries(const fs::path& checkpoints) {
 bool remove_step(const fs::path& checkpoints, int64_t step) {
   const auto path = step_path(checkpoints, step);
   const auto folder = Folder::open(path);
-  // A reader that comes now finds the lock taken and reports it; one that was
-  // here before keeps its files.
+  // A reader that opens the step later finds the lock taken and reports it. A
+  // reader that opened it earlier has the lock, so the step stays.
   if (!try_lock(folder, LOCK_EX)) {
     return false;
   }
@@ -302,7 +302,9 @@ bool remove_step(const fs::path& checkpoints, int64_t step) {
   const auto temporary = fmt::format(
       "{}deleted-{}-{}", kTemporaryPrefix, step_name(step), random_hex());
   parent.rename(step_name(step), temporary);
-  parent.sync(); // or a power failure may bring back the name without the files
+  // Without this sync, a power failure can bring back the name without the
+  // files.
+  parent.sync();
   delete_temporary(checkpoints / temporary);
   return true;
 }
@@ -333,7 +335,8 @@ fs::path quarantine_step(const fs::path& checkpoints, int64_t step) {
 
 namespace {
 
-// A run would resume from a renamed folder as if it were another step.
+// Rejects a folder whose name does not match its manifest, because a run would
+// resume from it at the wrong step.
 void check_name(const fs::path& step_folder, const Manifest& manifest) {
   const auto path = fs::absolute(step_folder).lexically_normal();
   const auto name =

@@ -85,7 +85,7 @@ void take(const File& file, const std::filesystem::path& checkpoints) {
   }
 }
 
-// Whether the file that was locked still has its name: see
+// Returns true if the name still belongs to the locked file. See
 // StoreLock::remove_file().
 bool is_in_place(const File& file) {
   struct stat ours {};
@@ -104,7 +104,7 @@ StoreLock::StoreLock(const std::filesystem::path& checkpoints)
     file_ = open_lock(checkpoints);
     take(file_, checkpoints);
   }
-  // The text is for people; the lock is the kernel's, and ends with the
+  // The text is for users. The lock itself is in the kernel and ends with the
   // process.
   const auto text = this_process() + "\n";
   const std::array parts = {std::as_bytes(std::span(text))};
@@ -113,7 +113,8 @@ StoreLock::StoreLock(const std::filesystem::path& checkpoints)
       refuse_errno(checkpoints, errno);
     }
     file_.write_at(0, parts);
-  } catch (const std::system_error& error) { // full: found before any step
+  } catch (const std::system_error& error) {
+    // Reports a full disk before a step is written.
     refuse_errno(checkpoints, error.code().value());
   }
 }

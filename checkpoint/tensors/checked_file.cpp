@@ -23,7 +23,8 @@ std::string place_of(const HeaderTensor& tensor) {
       tensor.end);
 }
 
-// A foreign file need not say where in the whole its tensors lie.
+// Removes fields from `ours` that the file's header lacks. Files of other
+// programs need not contain the offset in the full tensor and its shape.
 void drop_unreported(HeaderTensor& ours, const HeaderTensor& theirs) {
   if (!theirs.offset) {
     ours.offset.reset();
@@ -33,7 +34,6 @@ void drop_unreported(HeaderTensor& ours, const HeaderTensor& theirs) {
   }
 }
 
-// The file describes itself as the manifest describes it.
 void check_header(
     const TensorHeader& header,
     const Manifest& manifest,
@@ -81,7 +81,7 @@ void check_header(
               ours));
     }
   }
-  // A foreign file may hold copies of what another one has.
+  // A file of another program may contain copies of tensors in other files.
   if (!manifest.has_no_hashes && header.tensors.size() != chunks.size()) {
     throw_corrupt(
         source,

@@ -14,21 +14,22 @@ namespace {
 
 using MutableBytes = std::span<std::byte>;
 
-// A file that was touched. Its checks are done once; the descriptor may be
-// closed meanwhile.
+// A file that was read. `file` is empty if the file was closed to limit the
+// number of open files. The next read opens and checks it again.
 struct OpenedFile {
   std::string_view name;
   std::optional<CheckedFile> file;
 };
 
-// A verified piece, of which the caller wanted only a part.
+// A verified piece that was read because the caller wanted a part of it.
 struct CachedPiece {
   const OpenedFile* file = nullptr;
-  int64_t begin = 0; // in the file
+  int64_t begin = 0; // offset in the file
   std::vector<std::byte> bytes;
 };
 
-// Where the box of a chunk that is wanted lies in the chunk and in the target.
+// The intersection of a chunk and the requested box, with its offsets in the
+// chunk and in the box.
 struct Overlap {
   std::vector<int64_t> shape;
   std::vector<int64_t> in_chunk;
@@ -55,7 +56,6 @@ bool overlap_of(
   return true;
 }
 
-// Elements from the first of `shape` to the one at `index`.
 int64_t flat_index(
     const std::vector<int64_t>& shape,
     const std::vector<int64_t>& index) {
@@ -75,7 +75,7 @@ struct ChunkReader::State {
   std::map<std::string_view, std::vector<PlacedChunk>> chunks;
   std::map<std::string, OpenedFile, std::less<>> files;
   int64_t open_files = 0;
-  std::list<CachedPiece> cache; // the last used first
+  std::list<CachedPiece> cache; // the most recently used first
   int64_t bytes_read = 0;
 
   OpenedFile& touch(const std::string& tensor, const Chunk& chunk);
@@ -105,7 +105,8 @@ struct ChunkReader::State {
       MutableBytes out);
 };
 
-// A reader of a checkpoint with very many files keeps few open.
+// Returns the file of the chunk and opens it if necessary. A checkpoint can
+// have very many files, so all are closed if kMaxOpen are open.
 OpenedFile& ChunkReader::State::touch(
     const std::string& tensor,
     const Chunk& chunk) {
@@ -212,7 +213,8 @@ void ChunkReader::State::read(
   }
 }
 
-// Row by row; rows are joined as far as they lie side by side in both.
+// Reads row by row. Rows that are contiguous in both the chunk and the target
+// are read at once.
 void ChunkReader::State::read_overlap(
     const std::string& tensor,
     const Chunk& chunk,
@@ -223,7 +225,8 @@ void ChunkReader::State::read_overlap(
   auto& file = touch(tensor, chunk);
   auto in_chunk = overlap.in_chunk;
   auto in_target = overlap.in_target;
-  auto row_dims = overlap.shape.size(); // the dims before it are walked
+  // The dims from here on form a row. The loop below iterates over the others.
+  auto row_dims = overlap.shape.size();
   int64_t run = 1;
   bool joined = true;
   while (row_dims > 0 && joined) {
@@ -242,7 +245,7 @@ void ChunkReader::State::read_overlap(
         out.subspan(
             static_cast<size_t>(flat_index(shape, in_target) * item), bytes));
     auto d = row_dims;
-    for (; d > 0; --d) { // the next row
+    for (; d > 0; --d) {
       const auto first = overlap.in_chunk[d - 1];
       ++in_chunk[d - 1];
       ++in_target[d - 1];

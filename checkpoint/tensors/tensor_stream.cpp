@@ -88,7 +88,6 @@ TensorStream::TensorStream(
   skip_finished();
 }
 
-// The next tensor that bytes belong to.
 void TensorStream::skip_finished() {
   while (current_ < written_.chunks.size() &&
          written_.chunks[current_].second.end == position_) {
@@ -113,7 +112,7 @@ void TensorStream::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     TORCH_INTERNAL_ASSERT(current_ < written_.chunks.size());
     const auto& chunk = written_.chunks[current_].second;
-    // position_ is where a piece of the chunk begins.
+    // position_ is the begin of a piece of the chunk.
     const auto size = std::min(options_.piece_bytes, chunk.end - position_);
     const auto taken =
         std::min(bytes.size(), static_cast<size_t>(size) - piece_.size());
@@ -151,7 +150,7 @@ void for_each_run(
   if (std::ranges::count(shape, 0) > 0) {
     return;
   }
-  auto whole = shape.size(); // dims from here on fit into a run
+  auto whole = shape.size(); // the dims from here on fit into a run
   auto row = item_bytes;
   while (whole > 0 && row <= max_bytes / shape[whole - 1]) {
     row *= shape[--whole];
@@ -161,7 +160,9 @@ void for_each_run(
     visit(offset, shape);
     return;
   }
-  const auto cut = whole - 1; // in runs of several rows; those before, singly
+  // Along dim `cut`, a run has several rows. Along the dims before it, it has
+  // 1.
+  const auto cut = whole - 1;
   const auto rows = std::max<int64_t>(max_bytes / row, 1);
   auto box = shape;
   std::fill_n(box.begin(), cut, 1);

@@ -21,11 +21,10 @@ namespace weft::checkpoint {
 namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
-// A file a rank and more; each costs an open and a parse.
+// More files than the ranks of any job. Each file costs an open() and a parse.
 constexpr size_t kMaxForeignFiles = 100'000;
 constexpr int64_t kMaxSize = int64_t{1} << 61;
 
-// What one file has of a tensor.
 struct ForeignPiece {
   std::string file;
   HeaderTensor what;
@@ -53,7 +52,6 @@ Chunk chunk_of(const ForeignPiece& piece) {
   return chunk;
 }
 
-// Joins the pieces of one tensor.
 class PieceAssembler {
  public:
   PieceAssembler(const Folder& folder, const std::string& name)
@@ -69,11 +67,12 @@ class PieceAssembler {
     if (count < 0 || count > kMaxSize / item) {
       fail(fmt::format("{} is too large", to_text(record.shape)));
     }
-    // Of replicas that were each written, the first file's stands for all.
+    // If several files contain the same replica, the first one is used.
     std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> places;
     for (const auto& piece : pieces) {
       const auto chunk = chunk_of(piece);
-      // Ranks may hold no rows; a tensor without any is one chunk of no bytes.
+      // A rank may have no rows. A tensor without elements is one chunk of 0
+      // bytes.
       const bool is_wanted =
           count == 0 ? chunk.shape == record.shape && record.chunks.empty()
                      : element_count(chunk.shape) > 0;
@@ -128,7 +127,8 @@ class PieceAssembler {
     }
   }
 
-  // What the files say, or the smallest that holds all pieces.
+  // Returns the shape that the files state, or the smallest shape that contains
+  // all pieces.
   static std::vector<int64_t> whole_shape(
       const std::vector<ForeignPiece>& pieces) {
     if (pieces.front().what.global_shape) {
@@ -222,7 +222,8 @@ std::vector<std::string> tensor_files(const Folder& folder) {
                     : ""));
 }
 
-// "model-00001-of-00003.safetensors" says how many files there are.
+// Checks that all files exist. The name "model-00001-of-00003.safetensors"
+// contains their number.
 void check_numbered(const Folder& folder, const std::string& name) {
   int index = 0;
   int count = 0;
@@ -290,7 +291,8 @@ Manifest describe_indexed(const Folder& folder) {
   return description.take();
 }
 
-// "shard-00002-model-00001-of-00001.safetensors": what a rank wrote.
+// Returns true for names like "shard-00002-model-00001-of-00001.safetensors", a
+// file that one of several ranks wrote.
 bool is_of_a_rank(std::string_view name) {
   return name.starts_with("shard-") &&
          name.find("-model-") != std::string_view::npos;
@@ -312,7 +314,7 @@ Manifest describe_safetensors(const Folder& folder) {
         fmt::format(
             "{} files; at most {} are read", names.size(), kMaxForeignFiles));
   }
-  // One is enough: it names all the others.
+  // One name suffices, because it contains the number of files.
   if (const auto numbered = std::ranges::find_if(
           names,
           [](const std::string& name) { return name.starts_with("model-"); });

@@ -18,7 +18,7 @@ namespace {
   mesh::throw_error<mesh::UsageError>("[checkpoint] import: " + what);
 }
 
-// Names in the files by key.
+// Returns the name in the files for each key.
 std::map<std::string, std::string> keys_of(
     const Manifest& foreign,
     const ImportOptions& options) {

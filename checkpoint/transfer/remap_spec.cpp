@@ -16,7 +16,8 @@ namespace {
 using dtensor::Placement;
 using dtensor::Placements;
 
-// "[S(0, [3, 5]), R]": commas inside of brackets part no placements.
+// Parses a text like "[S(0, [3, 5]), R]". Commas inside of brackets do not
+// separate placements.
 std::optional<Placements> parse_placements(std::string_view text) {
   if (!text.starts_with('[') || !text.ends_with(']')) {
     return std::nullopt;
@@ -48,7 +49,8 @@ std::optional<Placements> parse_placements(std::string_view text) {
   return placements;
 }
 
-// Where a tensor lay, as its manifest says it for people.
+// The mesh and placements with which a tensor was saved, parsed from the
+// manifest's human-readable text.
 struct Stored {
   MeshSizes mesh;
   Placements placements;
@@ -76,7 +78,8 @@ std::optional<Stored> parse_stored(const TensorRecord& tensor) {
   }
 }
 
-// The dims of `mesh` that the tensor's are.
+// Returns the indices in `mesh` of the mesh dims with which the tensor was
+// saved.
 std::vector<size_t> dims_in(
     const std::string& name,
     const Stored& stored,
@@ -113,9 +116,10 @@ std::vector<size_t> dims_in(
   return dims;
 }
 
-// See Note [Order of shards] in dtensor/spec/dim_shards.cpp: the split factor
-// of a StridedShard counts parts that later mesh dims make, which are of other
-// numbers now; what is left of it cuts chunks that no mesh dim made.
+// Returns the placement on a mesh with `new_sizes`. The split factor of a
+// StridedShard is a product: of the sizes of later mesh dims that shard the
+// same tensor dim, which have changed, and of a rest for chunks that no mesh
+// dim makes. See Note [Order of shards] in dtensor/spec/dim_shards.cpp.
 Placement restrided(
     const Stored& stored,
     size_t at,

@@ -19,7 +19,8 @@
 namespace weft::checkpoint {
 namespace {
 
-// A column shard's pieces hold rows of many runs.
+// Several pieces are cached, because a piece of a tensor that is sharded by
+// columns contains rows of many runs.
 constexpr int64_t kReshardCachedPieces = 32;
 
 mesh::DeviceMesh fake_mesh(const MeshSizes& mesh) {
@@ -106,7 +107,8 @@ class Resharder {
     return manifest;
   }
 
-  // By number of the file: one of them has a tensor once.
+  // Returns the tensors that `rank` writes, by file number. A file contains a
+  // name only once, so the chunks of a tensor are in several files.
   std::map<int64_t, std::vector<StreamedTensor>> files_of(
       const SavePlan& plan,
       int64_t rank) const {
@@ -120,7 +122,7 @@ class Resharder {
            chunk.held.box.offset,
            item.sizes});
     }
-    if (rank == 0) { // so that PyTorch, too, sees tensors of no elements
+    if (rank == 0) { // so that PyTorch finds empty tensors, too
       for (const auto& item : plan.items()) {
         if (element_count(item.sizes) == 0) {
           files[0].push_back(

@@ -56,7 +56,8 @@ checkpoint::StateDicts make_state(
   return dicts;
 }
 
-// What the disk and the memory do without any of this.
+// Adds the times of a plain write and of a memcpy of the same size, which are
+// lower limits of a save.
 void add_floors(
     nlohmann::ordered_json& result,
     const fs::path& folder,
@@ -74,7 +75,8 @@ void add_floors(
   fs::remove(path);
 }
 
-// What a step would do meanwhile.
+// Returns the time of a matmul, which stands for the training step during an
+// asynchronous save.
 double compute() {
   static const auto a = at::randn({512, 512});
   return seconds([] { at::mm(a, a); });
@@ -99,7 +101,8 @@ class CheckpointBench {
     auto state = make_state(mesh_, {Replicate(), Shard(0)}, layers_);
     time_saves("save", state, true);
     time_async(state);
-    // Last, so that what is loaded is in the page cache, as the peer's is.
+    // This save comes last, so that the loaded files are in the page cache, as
+    // in the peer's benchmark.
     time_saves("save", state, false);
     time_loads("load_same", "load", state, false);
     time_loads("load_same_all_or_nothing", "load_all_or_nothing", state, true);
@@ -123,7 +126,6 @@ class CheckpointBench {
     });
   }
 
-  // Over all ranks.
   double reduced(double value, mesh::ReduceOp op) {
     auto number = at::full({1}, value, at::kDouble);
     world_.group().all_reduce(number, op, "measurement").wait();
@@ -140,7 +142,6 @@ class CheckpointBench {
         most(static_cast<double>(status_bytes("VmHWM") - before) / kMib);
   }
 
-  // Steps before `step_` go, so that the disk is not filled.
   void keep_newest() {
     world_.group().barrier();
     if (world_.rank() == 0) {
@@ -187,7 +188,7 @@ class CheckpointBench {
 
   void time_async(const checkpoint::StateDicts& state) {
     checkpoint::Saver saver(folder_, {.world = world_});
-    saver.prepare_async(state); // as a run does when it begins
+    saver.prepare_async(state); // A run does this at its start, too.
     std::vector<double> alone;
     for (int i = 0; i < 150; ++i) {
       alone.push_back(compute());
@@ -229,7 +230,8 @@ class CheckpointBench {
 
 std::optional<std::string> run_checkpoint(const CheckpointOptions& options) {
   at::set_num_threads(static_cast<int>(options.threads));
-  // Before any rank has made it.
+  // This must come before World::from_env(), because then another rank may
+  // already have created the folder.
   if (fs::exists(options.folder)) {
     mesh::throw_error<mesh::UsageError>(fmt::format(
         "weft bench checkpoint: {} already exists. Give a new folder, because "

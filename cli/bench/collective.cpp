@@ -12,7 +12,7 @@
 
 #include "base/json_text.h"
 #include "cli/bench/measure.h"
-#include "mesh/agreement.h" // c10d::Store, whole
+#include "mesh/agreement.h" // defines c10d::Store
 #include "mesh/bootstrap/rendezvous.h"
 #include "mesh/error/error.h"
 #include "mesh/world.h"
@@ -29,7 +29,7 @@ constexpr uint64_t kMaxBytes = 64 << 20;
 
 struct Collective {
   std::string name;
-  /// `whole` is the largest tensor of the call.
+  /// Returns the call. `whole` is the largest tensor of the collective.
   Prepare prepare;
   bool has_data = true;
 };
@@ -101,7 +101,7 @@ Transport open_transport(
       store, job.rank, job.world_size, std::move(options));
   std::vector<int64_t> ranks(job.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  // Both worlds share the store: the name keeps their groups apart.
+  // The worlds share the store, so the name keeps their groups apart.
   auto group = world.make_group("bench_" + name, ranks);
   if (group.backend() != name) {
     mesh::throw_error<mesh::UsageError>(
@@ -132,29 +132,30 @@ std::vector<Transport> open_transports(const std::string& backend) {
   return transports;
 }
 
-/// One op at one size, over every transport.
 struct CollectiveCase {
   const Collective& collective;
   uint64_t bytes;
-  /// Microseconds, [transport][round].
+  /// The times in us, by transport and round.
   std::vector<std::vector<double>> rounds;
 };
 
-/// A round takes a few ms, so that neither the clock nor the first call counts.
+/// Returns the number of calls per round. A round takes a few ms, so that
+/// neither the resolution of the clock nor the first call matters.
 int calls_of(uint64_t bytes) {
   constexpr uint64_t kBytesOfRound = 4 << 20;
   return static_cast<int>(std::clamp<uint64_t>(
       kBytesOfRound / std::max<uint64_t>(bytes, 1), 1, 100));
 }
 
-/// Bytes of whole elements, as many for each rank.
+/// Returns a tensor of about `bytes` with the same number of elements per rank,
+/// at least one.
 at::Tensor make_whole(uint64_t bytes, int64_t ranks, at::ScalarType dtype) {
   const int64_t each = std::max<int64_t>(
       1,
       static_cast<int64_t>(bytes) / ranks /
           static_cast<int64_t>(c10::elementSize(dtype)));
-  // Written, not zeroed memory of the kernel's. Zeros stay what they are in any
-  // sum.
+  // full() writes the memory, while at::zeros() may use pages that the kernel
+  // has zeroed. Sums of zeros stay zero.
   return at::full({each * ranks}, 0, at::TensorOptions(dtype));
 }
 
@@ -173,7 +174,7 @@ void measure(
   subject.rounds.resize(transports.size());
   for (int64_t round = 0; round < options.rounds; ++round) {
     for (size_t i = 0; i < transports.size(); ++i) {
-      // The one that comes first changes.
+      // The order alternates, so that no transport always comes first.
       const size_t at = round % 2 == 0 ? i : transports.size() - 1 - i;
       transports[at].group.barrier();
       subject.rounds[at].push_back(microseconds(ops[at], calls));
@@ -181,7 +182,8 @@ void measure(
   }
 }
 
-/// A round is over when the slowest rank is.
+/// Replaces each time by the maximum over the ranks, because a round ends when
+/// the slowest rank ends.
 void take_slowest(CollectiveCase& subject, Communicator group) {
   for (auto& rounds : subject.rounds) {
     const auto times = at::from_blob(

@@ -30,7 +30,8 @@ DeferredMemory measure_deferred_memory(const DeferredMemoryOptions& options) {
   const auto world = mesh::World::from_env();
   const auto mesh =
       mesh::DeviceMesh::create(world, {world.world_size()}, {"tp"});
-  // What starts at the first use of anything is not the model's.
+  // Runs a small model first, so that memory that the first use allocates is
+  // not attributed to the measured model.
   {
     auto warm = build({.layers = 1, .dim = 16, .threads = 1});
     dtensor::set_placements(warm->parameters()[0], mesh, {dtensor::Shard(0)});

@@ -14,8 +14,8 @@
 #include "mesh/error/error.h"
 #include "mesh/world.h"
 
-// The DTensors lie on a mesh of two ranks that need nothing of each other:
-// what is timed is the way through the dispatcher, not a collective.
+// The DTensors are on a fake process group of two ranks, and the ops need no
+// communication. So the benchmark measures the dispatcher and not a collective.
 
 namespace weft::cli::bench {
 namespace {
@@ -37,7 +37,6 @@ class Results {
     json_[key] = std::round(us * 1e3) / 1e3;
   }
 
-  // The two in turn.
   template <class Local, class Distributed>
   void compare(
       const std::string& op,
@@ -59,7 +58,7 @@ class Results {
     add(op + "_dtensor_us", median(dtensor_us));
   }
 
-  /// Throws: mesh::UsageError if there is no op of that name.
+  /// Throws: mesh::UsageError if there is no op with the name `only_`.
   std::string dump() const {
     if (json_.size() == 1) {
       mesh::throw_error<mesh::UsageError>(
@@ -75,7 +74,7 @@ class Results {
   nlohmann::ordered_json json_{{"bench", "dispatch"}};
 };
 
-// The same tensors, plain and distributed.
+// A plain tensor, and a DTensor with the same local tensor.
 struct Pair {
   at::Tensor local;
   at::Tensor dtensor;
@@ -145,7 +144,7 @@ void time_recorded(const mesh::DeviceMesh& mesh, Results& results) {
       [&] { out = at::mm(a.dtensor, w.dtensor); });
 }
 
-// y = linear(x), y.backward(1): five ops and autograd's engine.
+// Measures linear() and its gradients: five ops and the autograd engine.
 void time_linear(const mesh::DeviceMesh& mesh, Results& results) {
   const auto x = make_pair(mesh, Shard(0), {8, 8}, true);
   const auto w = make_pair(mesh, Replicate(), {8, 8}, true);
@@ -212,7 +211,8 @@ void time_fused_optimizer(const mesh::DeviceMesh& mesh, Results& results) {
       200);
 }
 
-// Every call has a number that no call had before.
+// Measures a miss of the plan cache: each call has a value of alpha that no
+// earlier call had.
 void time_miss(const mesh::DeviceMesh& mesh, Results& results) {
   const at::NoGradGuard no_grad;
   const auto a = make_pair(mesh, Shard(0), {8, 8});

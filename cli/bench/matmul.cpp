@@ -20,15 +20,16 @@ using matmul::Library;
 
 constexpr int kRounds = 9;
 constexpr double kMinMicroseconds = 3000;
-/// What a product alone is measured at, to say what the processor can do.
+/// The size of the square matmul that measures the processor's peak.
 constexpr int64_t kPeakSize = 1024;
 
-// [m, k] times [k, n], `batch` of them if that is above 0. `count`: in a step.
+// A matmul of [m, k] and [k, n], which a step runs `count` times. `batch` above
+// 0 makes it a batched matmul.
 struct Product {
   int64_t m;
   int64_t k;
   int64_t n;
-  /// Which operand is a transposed view: "nn", "nt" or "tn".
+  /// The operands that are transposed views: "nn" (none), "nt" or "tn".
   std::string form;
   double count;
   int64_t batch = 0;
@@ -39,8 +40,8 @@ struct Product {
   }
 };
 
-// The three products of a linear layer: forward, and the gradients of its input
-// and of its weight.
+// Adds the three matmuls of a linear layer: forward, and the gradients of its
+// input and its weight.
 void add_linear(
     std::vector<Product>& products,
     int64_t tokens,
@@ -53,7 +54,8 @@ void add_linear(
   products.push_back({out, tokens, in, "tn", times});
 }
 
-// Of the Llama of bench/peer/train_step.py on one rank.
+// Returns the matmuls in a step of the Llama of bench/peer/train_step.py on one
+// rank.
 std::vector<Product> products_of_step(const StepOptions& options) {
   const int64_t tokens = options.batch * options.seq;
   const int64_t head_dim = options.dim / options.heads;
@@ -66,8 +68,8 @@ std::vector<Product> products_of_step(const StepOptions& options) {
   add_linear(products, tokens, options.dim, ffn_dim, 2 * options.layers);
   add_linear(products, tokens, ffn_dim, options.dim, options.layers);
   add_linear(products, tokens, options.dim, options.vocab, 1);
-  // Scores and weighted sums, one forward and two backward each; the mask of a
-  // causal model leaves half of them.
+  // The scores and the weighted sums have one forward and two backward matmuls
+  // each. The causal mask halves the work, so `count` is 1.5 per layer.
   const int64_t heads = options.batch * options.heads;
   const double count = 1.5 * static_cast<double>(options.layers);
   products.push_back({options.seq, head_dim, options.seq, "nt", count, heads});
@@ -110,7 +112,6 @@ std::vector<Library> libraries() {
   return result;
 }
 
-// Microseconds of a product by library, measured in turn.
 Json time_product(const Product& product, c10::ScalarType dtype) {
   const Operands operands(product, dtype);
   const auto work = [&] { operands.multiply(); };

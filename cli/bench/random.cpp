@@ -42,7 +42,8 @@ std::vector<RandomCase> fills() {
   };
 }
 
-// Of probabilities: one number an element, one choice a row.
+// Returns the ops that take probabilities. They draw one number per element or
+// one choice per row.
 std::vector<RandomCase> draws() {
   return {
       {"bernoulli_tensor", [](const auto& p) { return at::bernoulli(p); }},
@@ -73,7 +74,7 @@ std::string run_random() {
     json[name + "_local_us"] = std::round(median(local));
     json[name + "_dtensor_us"] = std::round(median(dtensor));
   };
-  // Before the fills overwrite the probabilities.
+  // The draws come first, because the fills overwrite the probabilities.
   std::ranges::for_each(draws(), time);
   std::ranges::for_each(fills(), time);
   return base::json_text(json);

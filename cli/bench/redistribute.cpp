@@ -31,7 +31,7 @@ double median_us(
     mesh::Communicator& group) {
   const auto move = [&] {
     const auto moved = dtensor::redistribute(dtensor, {to});
-    // The value has to be there.
+    // Reading a value waits for the redistribution.
     dtensor::to_local(moved).view({-1})[0].item<float>();
   };
   group.barrier();

@@ -20,14 +20,14 @@ Sequential make_model(int64_t layers, int64_t width) {
   Sequential model;
   for (int64_t i = 0; i < layers; ++i) {
     torch::nn::Linear layer(width, width);
-    // Neither activations nor gradients fade away over the layers.
+    // With this deviation, activations and gradients keep their magnitude over
+    // the layers.
     layer->weight.normal_(0, 1 / std::sqrt(static_cast<double>(width)));
     model->push_back(layer);
   }
   return model;
 }
 
-/// Milliseconds that one backward takes.
 template <class Model>
 double backward_ms(
     Model& model,
@@ -66,7 +66,8 @@ Times measure(
   };
   Times times;
   for (int64_t i = 0; i < options.warmup + options.rounds; ++i) {
-    // The one that comes second finds other things in the caches.
+    // The order alternates, because the second one finds a different state of
+    // the caches.
     const bool is_plain_first = i % 2 == 0;
     double plain_ms = is_plain_first ? time_plain() : 0;
     const double ddp_ms = time_ddp();

@@ -38,10 +38,10 @@ double time_of(const std::function<void()>& act) {
       .count();
 }
 
-/// How tensor parallelism cuts a parameter.
+/// The way in which tensor parallelism shards a parameter.
 enum class Cut { kRows, kColumns, kNone };
 
-// The items of a Llama's state, by key, as list_items() has them.
+// The items of a Llama's state, sorted by key as list_items() returns them.
 class FakeState {
  public:
   explicit FakeState(const SavePlanOptions& options)
@@ -88,7 +88,8 @@ class FakeState {
     add_item("model." + name, sizes, Replicate(), tp);
     const auto state = "optimizer.state." + name;
     add_item(state + ".step", {}, Replicate(), Replicate());
-    // Both cut the rows: the mesh's last dim first, as for the parameter.
+    // Both mesh dims shard the rows. The tp dim shards first, as for the
+    // parameter.
     const auto zero = options_.zero == 1 ? Replicate()
                       : cut == Cut::kRows
                           ? dtensor::StridedShard(0, options_.tp)
@@ -125,8 +126,8 @@ uint64_t agreement_of(const std::vector<StateItem>& items) {
   return checkpoint::hash(text);
 }
 
-// What `rank` would say once it has written. Hashes are made up: their number
-// and size are those of a save.
+// Returns the report that `rank` would send after writing. The hashes are
+// invented, but their number and size are those of a save.
 checkpoint::RankReport report_of(
     int64_t rank,
     const SavePlan& plan,
@@ -180,7 +181,8 @@ int64_t bytes_of(const std::vector<StateItem>& items) {
   return bytes;
 }
 
-// Every rank's report, as it is sent, and what each writes.
+// The serialized reports of all ranks, with the maximum and the sum of their
+// bytes and of the data that the ranks write.
 struct Reports {
   std::vector<std::string> texts;
   int64_t max_text = 0;
@@ -229,7 +231,6 @@ void check(const SavePlanOptions& options) {
   }
 }
 
-// In a folder of its own, which goes again.
 void write_and_remove(
     const std::string& folder,
     const checkpoint::Manifest& manifest,

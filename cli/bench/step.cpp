@@ -38,7 +38,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Said before anything is measured.
+// Checks before any measurement that the profile can be written.
 void check_profile(const StepOptions& options) {
   if (options.profile.empty() || std::ofstream(options.profile)) {
     return;
@@ -56,7 +56,8 @@ double now_since_epoch() {
       .count();
 }
 
-// PEER_T0, else when the outermost weftrun began, else now.
+// Returns PEER_T0 if it is set, otherwise the start time of the outermost
+// weftrun, otherwise now.
 double launch_time() {
   for (const char* name : {"PEER_T0", "WEFT_LAUNCH_T0"}) {
     if (const auto text = mesh::env::get(name)) {
@@ -91,7 +92,7 @@ config::Recipe recipe_of(const StepOptions& options) {
   recipe.products =
       config::choice_of<config::Products>(options.products).value();
   recipe.train.global_batch_size = options.batch * options.dp;
-  // libtorch's and the peer's defaults.
+  // These are the defaults of libtorch and of the peer's benchmark.
   recipe.optimizer.betas = {0.9, 0.999};
   recipe.optimizer.weight_decay = 0.01;
   recipe.origins.source = "weft bench step";
@@ -125,9 +126,7 @@ class StartPhases {
   void end(const char* phase) {
     ends_.emplace_back(phase, now_since_epoch() - launched_at_);
   }
-  /// When the last phase ended.
   double total_s() const { return ends_.back().second; }
-  /// How long each took.
   nlohmann::ordered_json to_json() const {
     nlohmann::ordered_json result;
     double begin = 0;
@@ -155,7 +154,7 @@ constexpr std::array kAsyncModes{
 struct Timings {
   std::vector<double> losses;
   std::vector<double> step_ms;
-  /// From the last step inside a Join to its end.
+  /// The ms from the last step inside a Join to the end of the Join.
   std::vector<double> join_end_ms;
 };
 
@@ -259,7 +258,8 @@ class Training {
     loss.backward();
     job_.optimizer->step();
     job_.optimizer->zero_grad();
-    // The replica's own mean, as the peer prints it.
+    // The loss is divided by the tokens of all replicas. The peer prints the
+    // mean of its own replica.
     timings_.losses.push_back(
         loss.item<double>() * static_cast<double>(options_.dp));
     timings_.step_ms.push_back(ms_since(begin));
@@ -275,7 +275,6 @@ class Training {
   Timings timings_;
 };
 
-/// Steps within a Join beside those between, without warm-up.
 nlohmann::ordered_json join_to_json(
     const StepOptions& options,
     const Timings& timings) {
@@ -293,7 +292,8 @@ nlohmann::ordered_json join_to_json(
       {"end_ms", rounded(median(timings.join_end_ms), 1e3)}};
 }
 
-/// Each mode's steps, and over those without overlap.
+/// Returns the step time of each async-TP mode, and its ratio to that of the
+/// first mode, which has no overlap.
 nlohmann::ordered_json async_to_json(
     const StepOptions& options,
     const Timings& timings) {

@@ -35,7 +35,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMebibyte = 1 << 20;
-/// What a few ranks of a small run need.
+/// The requirements of a small run with a few ranks.
 constexpr uint64_t kMinSharedMemory = 64 * kMebibyte;
 constexpr uint64_t kMinMemory = 512 * kMebibyte;
 constexpr uint64_t kMinFiles = 256;
@@ -47,7 +47,7 @@ std::string read_line(const fs::path& path) {
   return line;
 }
 
-/// The rest of the first line of `path` that starts with `key`.
+/// Returns the rest of the first line of `path` that starts with `key`.
 std::string value_of(const fs::path& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -113,7 +113,8 @@ Check products() {
       ""};
 }
 
-/// The smallest limit of this process's memory cgroup and those above.
+/// Returns the smallest limit of this process's memory cgroup and the cgroups
+/// above it.
 std::optional<uint64_t> cgroup_limit() {
   std::ifstream file("/proc/self/cgroup");
   std::optional<uint64_t> limit;
@@ -161,7 +162,7 @@ Check memory() {
   return check;
 }
 
-/// Why shared memory cannot be made; empty: it can.
+/// Returns the reason why shared memory cannot be allocated. Empty if it can.
 std::string try_shared_memory() {
   const std::string name = fmt::format("/weft_doctor_{}", getpid());
   const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
@@ -204,7 +205,8 @@ Check shared_memory() {
   return check;
 }
 
-/// Why this host cannot connect to itself as ranks do; empty: it can.
+/// Returns the reason why this host cannot connect to itself as ranks do. Empty
+/// if it can.
 std::string try_loopback() {
   const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -254,7 +256,7 @@ Check host_name() {
   if (found != nullptr) {
     freeaddrinfo(found);
   }
-  // One host needs no name, so this is nothing that would not work.
+  // A job on one host needs no host name, so this is not a problem.
   return {
       "host name",
       error == 0

@@ -30,7 +30,8 @@ std::optional<T> to_number(std::string_view text, int base = 10) {
              : std::nullopt;
 }
 
-/// The kernel prints an address as 32-bit words in the host's byte order.
+/// Parses an address, which the kernel prints as 32-bit words in the host's
+/// byte order.
 std::vector<uint32_t> words_of(std::string_view hex) {
   std::vector<uint32_t> words;
   for (size_t i = 0; i + 8 <= hex.size(); i += 8) {
@@ -56,7 +57,6 @@ bool is_loopback(const std::vector<uint32_t>& words) {
                     bytes[12] == 127);
 }
 
-/// The environment of a process, as NAME -> value.
 std::map<std::string, std::string> environment_of(const fs::path& process) {
   std::map<std::string, std::string> variables;
   std::istringstream entries(base::read_file(process / "environ").value_or(""));
@@ -69,7 +69,6 @@ std::map<std::string, std::string> environment_of(const fs::path& process) {
   return variables;
 }
 
-/// Inodes of the process's sockets.
 std::vector<uint64_t> sockets_of(const fs::path& process) {
   std::vector<uint64_t> inodes;
   std::error_code error;
@@ -86,7 +85,6 @@ std::vector<uint64_t> sockets_of(const fs::path& process) {
   return inodes;
 }
 
-/// The listening sockets of the process's network namespace.
 std::vector<ListeningSocket> listening_near(const fs::path& process) {
   std::vector<ListeningSocket> sockets;
   for (const char* table : {"tcp", "tcp6"}) {
@@ -152,7 +150,8 @@ std::optional<ListeningSocket> parse_socket(const std::string& line) {
   std::string state;
   std::string skipped;
   ListeningSocket socket;
-  // sl local remote st tx:rx tr:when retransmits uid timeout inode
+  // The columns are: sl local remote st tx:rx tr:when retransmits uid timeout
+  // inode.
   fields >> skipped >> local >> skipped >> state >> skipped >> skipped >>
       skipped >> skipped >> skipped >> socket.inode;
   const size_t colon = local.find(':');

@@ -39,7 +39,7 @@ std::string time_text(double us) {
                   : fmt::format("{:.2f} s", us * 1e-6);
 }
 
-// "70.55 G": how many.
+// Formats a count, e.g. as "70.55 G".
 std::string count_text(int64_t count) {
   const auto value = static_cast<double>(count);
   return value < 1e6   ? fmt::format("{}", count)
@@ -47,7 +47,6 @@ std::string count_text(int64_t count) {
                        : fmt::format("{:.2f} G", value * 1e-9);
 }
 
-// Rows whose columns are as wide as their widest cell.
 class Table {
  public:
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
@@ -130,7 +129,8 @@ std::string each_bytes(const CollectiveGroup& group) {
   return (even ? "" : "<= ") + bytes_text(group.max_bytes);
 }
 
-// "x1.8" where the estimate is 1.8 times too short, "/2.0" too long.
+// Returns "x1.8" if the measured time is 1.8 times the estimate, and "/2.0" if
+// it is half of the estimate. Empty if one of them is unknown.
 std::string off_text(double estimated, double measured) {
   if (estimated <= 0 || measured <= 0) {
     return "";
@@ -225,10 +225,10 @@ std::string sum_text(const StepEstimate& estimate) {
   return text + "\n";
 }
 
-// The measured times of a step's collectives, added up.
+// The sums of the measured times of a step's collectives.
 struct MeasuredStep {
   double mean_us = 0;
-  /// If each took as long as the fastest of its kind.
+  /// The sum if each collective took as long as the fastest of its kind.
   double min_us = 0;
 };
 

@@ -31,8 +31,8 @@ std::string key_of(
   return fmt::format("{} {} {}", op, mesh_dim, name);
 }
 
-// Groups of all ranks are "world" in the flight recorder, whatever dim they
-// are.
+// Returns the mesh dim of a group in the flight recorder. Empty for "world",
+// the name of every group that has all ranks.
 std::string dim_of_group(const std::string& group) {
   const auto dim = group.substr(0, group.rfind('/'));
   return dim == "world" ? "" : dim;
@@ -53,7 +53,7 @@ void read_event(
   if (!args.contains("group") || !args.contains("what")) {
     return;
   }
-  // "all_gather model.norm.weight".
+  // An example of a name is "all_gather model.norm.weight".
   const auto name = event.value("name", "");
   auto& call = run.calls[key_of(
       name.substr(0, name.find(' ')),
@@ -65,7 +65,6 @@ void read_event(
   call.min_us = std::min(call.min_us, us);
 }
 
-// A run need not have one.
 void read_trace(const std::string& path, MeasuredRun& run) {
   if (!std::filesystem::exists(path)) {
     return;
@@ -86,7 +85,7 @@ void read_trace(const std::string& path, MeasuredRun& run) {
   run.steps = static_cast<int64_t>(steps.size());
 }
 
-// What decides which collectives a step has, and how large they are.
+// Returns true if the key affects which collectives a step has, or their size.
 bool affects_steps(std::string_view key) {
   for (const auto* section :
        {"mesh.", "model.", "tp.", "ddp.", "fsdp.", "lora."}) {
@@ -177,7 +176,8 @@ std::string without_numbers(const std::string& name) {
     while (starts && end < name.size() && is_decimal(name[end])) {
       ++end;
     }
-    if (end > i && end < name.size() && name[end] == '/') { // of how many
+    if (end > i && end < name.size() && name[end] == '/') {
+      // Skips the total of a number such as 3/8.
       for (++end; end < name.size() && is_decimal(name[end]);) {
         ++end;
       }

@@ -18,7 +18,6 @@ struct Counter {
   }
 };
 
-// What an allocation remembers until it is freed.
 struct Allocation {
   std::shared_ptr<Counter> counter;
   int64_t bytes;

@@ -22,8 +22,8 @@
 namespace weft::cli {
 namespace {
 
-// What the trainer does in a step, on tensors of the meta device. A test
-// compares the collectives with those of the trainer's flight recorders.
+// A step of the trainer on tensors of the meta device. A test compares its
+// collectives with those in the trainer's flight records.
 class DryRun {
  public:
   DryRun(const config::Recipe& recipe, const mesh::DeviceMesh& mesh)
@@ -48,7 +48,7 @@ class DryRun {
 
   void update(const at::Tensor& loss) {
     {
-      // Reading it adds up what waits to be.
+      // The trainer reads the loss, which reduces its Partial placements.
       const at::NoGradGuard no_grad;
       dtensor::full_tensor(loss);
     }
@@ -67,8 +67,9 @@ class DryRun {
   }
 
  private:
-  // On each rank of a replica, as a batch is. Not plain: the meta device's
-  // kernels come before those of DTensors.
+  // Returns a tensor that is replicated over "tp", as a batch is. It is a
+  // DTensor, because the dispatcher prefers the kernels of the meta device over
+  // those of DTensors if an argument is a plain meta tensor.
   at::Tensor whole(c10::IntArrayRef sizes, at::ScalarType dtype) const {
     return dtensor::from_local(
         at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)),
@@ -90,13 +91,15 @@ mesh::LinkCost price_of(const config::Recipe& recipe, bool between_hosts) {
       recipe.device == config::Device::kCuda ? "nccl" : "shm", between_hosts);
 }
 
-// What the planner assumes, whatever hosts the ranks of a run lie on.
+// Returns the cost that the planner of a run assumes, on whatever hosts its
+// ranks are.
 mesh::LinkCost planned_price(const config::Recipe& recipe) {
   return mesh::default_link_cost(
       recipe.device == config::Device::kCuda ? "nccl" : "gloo");
 }
 
-// Neighbours share a host.
+// Returns true if the ranks are on several hosts. Consecutive ranks share a
+// host.
 bool spans_hosts(const std::vector<int64_t>& ranks, int64_t ranks_per_host) {
   return std::ranges::any_of(ranks, [&](int64_t rank) {
     return rank / ranks_per_host != ranks.front() / ranks_per_host;
@@ -126,7 +129,8 @@ std::vector<LinkEstimate> find_links(
   return links;
 }
 
-// Adds records of a part of the step that happens `times` times.
+// An accumulator of communication records. A part of the step that is repeated
+// adds its records `times` times.
 class Collector {
  public:
   explicit Collector(StepEstimate& estimate) : estimate_(estimate) {}
@@ -154,7 +158,8 @@ class Collector {
         return known.cost;
       }
     }
-    return estimate_.links.front().cost; // of several dims: the outermost's
+    // A group over several mesh dims has the link of the outermost one.
+    return estimate_.links.front().cost;
   }
 
   CollectiveGroup& find(
@@ -197,8 +202,8 @@ int64_t local_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-// The most that a backward holds beside parameters and their gradients, which
-// arrive one by one and stay.
+// The peak memory of forward and backward in addition to parameters and
+// gradients. Gradients arrive one by one during backward and stay allocated.
 class PeakTally {
  public:
   PeakTally(MemoryMeter& meter, const train::TrainJob& job)
@@ -218,9 +223,10 @@ class PeakTally {
     }
   }
 
-  /// Before a forward.
+  /// Called before a forward.
   void begin() { meter_.reset_peak(); }
-  /// After a backward: the next one adds to what this one left.
+  /// Called after a backward. The next backward accumulates into the gradients
+  /// that this one has allocated.
   void end() {
     if (is_sharded()) {
       look();
@@ -229,7 +235,8 @@ class PeakTally {
     grows_ = false;
   }
 
-  /// What is held now.
+  /// Returns the bytes that are held in addition to parameters, gradients and
+  /// gathered units.
   int64_t held() const {
     return meter_.live_bytes() - base_ - gradients_ - held_for_units();
   }
@@ -239,11 +246,13 @@ class PeakTally {
   }
 
  private:
-  /// Gradients do not stay where they arrive then, and units are gathered: the
-  /// peak is that of all together.
+  /// Returns true if the parameters are sharded (FSDP). Backward then gathers
+  /// units and frees gradients after their reduction, so the peak is that of
+  /// everything together.
   bool is_sharded() const { return job_.ddp == nullptr; }
 
-  /// What is kept for units now, and the most that was in use.
+  /// Return the bytes that are held for units, and the peak of the bytes in
+  /// use.
   int64_t held_for_units() const {
     return job_.data_parallel->gathered_memory().held;
   }
@@ -293,14 +302,15 @@ void run_step(
   };
   at::Tensor loss;
   if (estimate.micro_batches > 1) {
-    // All but the last one are alike.
+    // All micro-batches except the last are alike.
     record("forward", estimate.micro_batches - 1, [&] {
       const auto local_only = job.data_parallel->no_sync();
       run_micro_batch(run, tally, memory);
     });
   }
   record("forward", 1, [&] { loss = run_micro_batch(run, tally, memory); });
-  // The peaks of what is counted apart need not be at one time.
+  // The separately counted peaks may occur at different times, so their
+  // difference may be less than the saved activations.
   memory.peak_activations = std::max(tally.peak(), memory.saved_activations);
   memory.gradients = tally.gradients();
   const auto gathered = job.data_parallel->gathered_memory();
@@ -311,8 +321,9 @@ void run_step(
   memory.optimizer = meter.live_bytes() - before;
 }
 
-// Plans are made from tensors of global sizes. Those of all layers are made
-// here, with two of them and nobody looking.
+// Fills the plan cache for all layers with a model of two layers. Planning uses
+// tensors of global sizes, which must not appear in the records and the memory
+// of the measured step.
 void make_plans(const config::Recipe& recipe, const mesh::DeviceMesh& mesh) {
   auto two_layers = recipe;
   two_layers.model.layers = std::min<int64_t>(2, recipe.model.layers);
@@ -366,7 +377,7 @@ StepEstimate estimate_step(
   const auto world = mesh::World::fake(0, estimate.world_size);
   const auto mesh = train::make_job_mesh(recipe, world);
   estimate.links = find_links(recipe, mesh, options.ranks_per_host);
-  // Planned as a run would, whose cost table does not know of hosts.
+  // Plans with the costs of a run, whose cost table ignores hosts.
   for (const auto& name : mesh.mesh_dim_names()) {
     mesh::set_link_cost(
         mesh,

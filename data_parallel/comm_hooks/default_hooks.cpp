@@ -13,7 +13,7 @@ namespace {
 class NoopHook : public CommHook {
  public:
   std::string name() const override { return "noop_hook"; }
-  /// DDP shall not divide either: the gradients stay as they are.
+  /// Keeps DDP from dividing the gradients, which this hook does not reduce.
   bool divides() const override { return true; }
   BucketFuture run(const GradBucket& bucket) override {
     return BucketFuture(bucket.buffer);

@@ -24,7 +24,8 @@ namespace {
 constexpr const char* kBytes = "state";
 constexpr const char* kSizes = "state_bytes";
 constexpr const char* kCommon = "common";
-/// An entry of "common": the mesh, and which entries are in the rows.
+/// The entry of "common" with the mesh that saved the state and the names of
+/// the entries that differ between ranks.
 constexpr const char* kSavedBy = "ddp/saved_by";
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 
@@ -38,7 +39,6 @@ void check_bytes(bool condition, const char* what) {
       ". Load the result of comm_hook_state_dict().");
 }
 
-// The values that `sizes` asks for, as long as they are at most `most`.
 std::optional<size_t> count_values(
     const std::vector<int64_t>& sizes,
     size_t most) {
@@ -52,7 +52,7 @@ std::optional<size_t> count_values(
   return count <= most ? std::optional(count) : std::nullopt;
 }
 
-// One tensor's entry of the header, checked before anything is allocated.
+// One tensor's entry of the header, checked before its memory is allocated.
 struct Entry {
   std::string name;
   std::vector<int64_t> sizes;
@@ -91,7 +91,8 @@ at::Tensor as_row(const at::Tensor& row, const mesh::DeviceMesh& mesh) {
       dtensor::Placements(static_cast<size_t>(mesh.ndim()), dtensor::Shard(0)));
 }
 
-/// "dp=2", "tp=4": dims of one rank change nothing about who has which row.
+/// Returns the mesh dims of more than one rank, e.g. "dp=2", "tp=4". Dims of
+/// one rank do not change which rank has which row.
 std::vector<std::string> proper_shape(const mesh::DeviceMesh& mesh) {
   std::vector<std::string> shape;
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
@@ -103,7 +104,8 @@ std::vector<std::string> proper_shape(const mesh::DeviceMesh& mesh) {
   return shape;
 }
 
-/// The names of entries that all ranks have alike, and of all the others.
+/// The names of the entries that are identical on all ranks, and of those that
+/// are not.
 struct EntryNames {
   std::set<std::string> alike;
   std::set<std::string> own;
@@ -114,8 +116,9 @@ std::string describe_entry(const at::Tensor& tensor) {
       tensor.scalar_type(), tensor.sizes(), hash_of_bits(tensor));
 }
 
-// One mesh dim after the other: the ranks of a line come to know what they all
-// have, and then the lines.
+// Compares one mesh dim after the other. Each dim passes on the result of the
+// dims before it, so that in the end all ranks have the result of the whole
+// mesh.
 EntryNames compare_ranks(
     const CommHook::State& state,
     const mesh::DeviceMesh& mesh) {
@@ -201,7 +204,6 @@ void check_nothing_is_lost(
       "from scratch.");
 }
 
-/// This rank's row, flat.
 at::Tensor own_row(
     const dtensor::StateDict& rows,
     const char* key,

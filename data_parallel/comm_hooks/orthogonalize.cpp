@@ -5,7 +5,8 @@
 namespace weft::data_parallel {
 namespace {
 
-/// Squares of values below this are no float32 any more.
+/// The smallest norm that a column is divided by. The square of a norm that is
+/// ten times smaller underflows in float32.
 constexpr double kMinNorm = 1e-18;
 
 /// Makes `columns` orthogonal to a unit vector. Shapes: [b, n, k], [b, n, 1].
@@ -19,12 +20,12 @@ void orthogonalize_gram_schmidt(const at::Tensor& matrices, double epsilon) {
   for (int64_t i = 0; i < columns; ++i) {
     auto column = matrices.narrow(2, i, 1);
     auto norm = at::linalg_vector_norm(column, 2, {1}, /*keepdim=*/true);
-    // PyTorch divides by zero here: the gradients of a parameter that was not
-    // used would be NaN.
+    // PyTorch divides by a norm of 0 here, which makes the gradients of an
+    // unused parameter NaN.
     column.div_(epsilon > 0 ? norm.add_(epsilon) : norm.clamp_min_(kMinNorm));
-    // What is left of a column that was parallel to an earlier one is rounding,
-    // which may be parallel to it again: gradients of equal rows would come out
-    // doubled.
+    // Projects the column again. If it was parallel to an earlier column, only
+    // rounding errors are left of it, and they may be parallel to that column,
+    // too. Gradients with equal rows would come out doubled.
     for (int64_t k = 0; k < i; ++k) {
       remove_projection(column, matrices.narrow(2, k, 1));
     }

@@ -54,7 +54,8 @@ class PostLocalSGDHook : public CommHook {
   }
 
  private:
-  /// From the first step on, not only when the subgroup is used.
+  /// Throws if a rank of the subgroup is not a replica. Runs from the first
+  /// step on, not only when the subgroup is used.
   void check_subgroup(const GradBucket& bucket) const {
     const auto& replicas = bucket.group.ranks();
     for (const int64_t rank : state_.subgroup.ranks()) {
@@ -72,7 +73,7 @@ class PostLocalSGDHook : public CommHook {
   }
 
   PostLocalSGDState state_;
-  /// Does not go on once local SGD has started.
+  /// The number of steps so far. It stops counting when local SGD starts.
   int64_t iter_ = 0;
 };
 

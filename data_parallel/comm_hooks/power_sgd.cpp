@@ -13,12 +13,12 @@
 
 // Note [Factors that vanish]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
-// With warm start, the next step's q is this step's. Had a parameter no
-// gradient in one step, its q would be zero, and zero for ever after; had it
-// one that is not finite, NaN. So the q to start from is made finite, and a
-// fixed direction is added to it that is lost in rounding unless q is zero.
-// Errors that are not finite are forgotten as well: the step itself shows its
-// NaN, the steps after it are valid.
+// With warm start, a step begins with the q of the step before it. After a step
+// in which a parameter had no gradient, q would be zero and stay zero. After a
+// gradient that is not finite, q would be NaN. So q is made finite before it is
+// used, and a fixed direction is added to it that is lost in rounding unless q
+// is zero. Errors that are not finite are dropped as well: the step itself
+// shows its NaN, and the steps after it are valid.
 
 namespace weft::data_parallel {
 namespace {
@@ -33,7 +33,6 @@ at::Tensor as_matrix(const at::Tensor& gradient) {
   return gradient.reshape({gradient.size(0), -1});
 }
 
-/// Cuts `flat` into tensors, one behind the other.
 class FlatSplitter {
  public:
   explicit FlatSplitter(at::Tensor flat) : flat_(std::move(flat)) {}
@@ -56,8 +55,8 @@ void reinit_vanished_columns(const at::Tensor& qs) {
       at::arange(qs.numel(), qs.options()).cos_(), kLostInRounding);
 }
 
-/// Shapes: matrices, with b gradients of n rows and m columns: p [b, n, r],
-/// q [b, m, r].
+/// Fills every q with normally distributed numbers. Shapes: p [b, n, r] and q
+/// [b, m, r] for b gradients of n rows and m columns.
 void fill_with_random_numbers(std::vector<Matrices>& matrices, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   for (const auto& each : matrices) {
@@ -217,8 +216,8 @@ void PowerSGD::sort_gradients(Pass& pass) const {
   add_matrices(pass, by_shape);
 }
 
-// The order of matrices is that of their shapes' first appearance, batched or
-// not: random numbers are drawn in it.
+// Appends the matrices in the order in which their shapes first appear, whether
+// they are batched or not. Random numbers are drawn in this order.
 void PowerSGD::add_matrices(
     Pass& pass,
     const std::vector<std::vector<at::Tensor>>& by_shape) const {
@@ -334,7 +333,8 @@ void PowerSGD::take_message(Pass& pass) const {
   for (at::Tensor& gradient : pass.plain) {
     gradient.copy_(cutter.next(gradient.sizes()));
   }
-  // Not divided: their columns are normalized.
+  // The sum of P is not divided, because orthogonalize() normalizes its
+  // columns.
   pass.ps.copy_(pass.message.narrow(0, plain_numel, p_numel));
   for (auto& each : pass.matrices) {
     orthogonalize(each.p, options_.orthogonalization_epsilon);
@@ -376,7 +376,8 @@ void PowerSGD::remember(Pass& pass) {
     const auto error = pass.before.sub_(pass.work);
     const auto errors = gradients_in(error, pass.bucket);
     for (const size_t i : pass.plain_indices) {
-      // Over all ranks those sum up to zero.
+      // Uncompressed gradients are averaged exactly, so that these errors sum
+      // to zero over all ranks.
       at::Tensor(errors[i]).zero_();
     }
     memory_.keep_error(index, at::Tensor(error).nan_to_num_(0, 0, 0));

@@ -41,7 +41,6 @@ at::Tensor find(
   return found->second;
 }
 
-/// The number behind `prefix`, if `key` is made so.
 std::optional<size_t> index_in(
     const std::string& key,
     const std::string& prefix) {

@@ -13,7 +13,8 @@ namespace {
 
 constexpr double kGreatest = 255;
 
-/// Scales and zero points of the rows of `channels`. Shape [2, rows], float32.
+/// Returns the scale and the zero point of each row.
+/// Shapes: channels [rows, n], result [2, rows], float32.
 /// Source: torch/ao/quantization/observer.py, _calculate_qparams.
 at::Tensor choose_ranges(const at::Tensor& channels) {
   const auto [least, greatest] = at::aminmax(channels, /*dim=*/1);
@@ -30,7 +31,8 @@ at::Tensor choose_ranges(const at::Tensor& channels) {
 at::Tensor quantize(const at::Tensor& channels, const at::Tensor& ranges) {
   auto y = channels / ranges[0].unsqueeze(1);
   y.round_().add_(ranges[1].unsqueeze(1)).clamp_(0, kGreatest);
-  // A range that is not finite reports it by itself.
+  // A NaN may become 0 here. The range of its row is not finite then, and
+  // dequantize() returns NaN for the whole row.
   return y.nan_to_num_(0).to(at::kByte);
 }
 
@@ -40,7 +42,8 @@ at::Tensor dequantize(const at::Tensor& y, const at::Tensor& ranges) {
       .mul_(ranges[0].unsqueeze(1));
 }
 
-/// What the group's ranks hold, first rank first. Shape [size, ...].
+/// Starts an all_gather of `own`. Shape of the result: [size, ...], in the
+/// order of ranks.
 std::pair<mesh::Work, at::Tensor> start_gather(
     const at::Tensor& own,
     mesh::Communicator& group,
@@ -51,7 +54,6 @@ std::pair<mesh::Work, at::Tensor> start_gather(
   return {group.all_gather(gathered, own, name), gathered};
 }
 
-/// Mean over the ranks of what their integers stand for.
 at::Tensor mean_of(const at::Tensor& integers, const at::Tensor& ranges) {
   auto sum = dequantize(integers[0], ranges[0]);
   for (int64_t rank = 1; rank < integers.size(0); ++rank) {
@@ -60,8 +62,8 @@ at::Tensor mean_of(const at::Tensor& integers, const at::Tensor& ranges) {
   return sum.div_(integers.size(0));
 }
 
-/// The buffer in rows of `channel` elements, the last filled up with zeros; in
-/// a dtype that integers up to 255 are exact in.
+/// Returns the buffer in rows of `channel` elements, the last one padded with
+/// zeros. The dtype represents integers up to 255 exactly.
 at::Tensor in_channels(const at::Tensor& buffer, int64_t channel) {
   const auto dtype =
       buffer.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -10,23 +10,24 @@
 
 // Note [Join]
 // ~~~~~~~~~~~
-// At the begin of an iteration each rank adds its entry to a header: one
-// all_reduce of how many ranks have inputs, and how many have failed. Ranks
-// with inputs send it and go on; they look at it before the first collective
-// that needs the others. Ranks without inputs send it in a loop: each time that
-// somebody has inputs they run the joinables' main hooks, which take part in
-// the iteration's collectives. Nobody has inputs: the post hooks follow.
+// At the start of an iteration each rank adds its entry to a header: an
+// all_reduce of the number of ranks with inputs and the number of failed ranks.
+// Ranks with inputs send the header and continue; they read it before the first
+// collective that needs the other ranks. Ranks without inputs send headers in a
+// loop. While a rank has inputs, they run the joinables' main hooks, which take
+// part in the iteration's collectives. When no rank has inputs, all ranks run
+// the post hooks.
 //
-// Along dims on which ranks have the same inputs (tensor parallelism) they must
-// go through the same collectives within the model too. So before a rank uses
-// an input its row votes, and leaves as a whole once a member has no more: in
-// the others ModelParallelExit ends the body. That all_reduce is among the
-// ranks that the model is about to wait for anyway.
+// Ranks with the same inputs (tensor parallelism) also need the same
+// collectives within the model. So before a rank uses an input, its
+// model-parallel group votes. If a member has no inputs left, all members
+// leave: ModelParallelExit ends the body of those that still have inputs. The
+// vote is an all_reduce among the ranks that the model would wait for anyway.
 //
 // A body that fails between iterations reports it in the next header, and all
-// ranks throw. One that fails within an iteration, or a hook that does, leaves
-// collectives half done that no later message could order: the groups are
-// aborted.
+// ranks throw. A body or a hook that fails within an iteration leaves
+// collectives half done, and no later message could match them up. The groups
+// are aborted then.
 
 namespace weft::data_parallel {
 namespace {
@@ -142,7 +143,8 @@ void Join::State::send_header(bool is_active, bool is_failed) {
   header_work = group.all_reduce(header, mesh::ReduceOp::kSum, "join header");
 }
 
-// Throws if a rank has failed; to be called by those that have not.
+// Returns the number of ranks with inputs. Throws if a rank has failed; a rank
+// that failed itself must not call it.
 int64_t Join::State::read_header() {
   rethrow_if_ended();
   if (!header.defined()) {
@@ -215,7 +217,7 @@ void Join::State::abort() noexcept {
     try {
       run();
     } catch (...) {
-      // There is an error already.
+      // The caller already handles an error.
     }
   };
   attempt([&] { group.abort(); });
@@ -233,7 +235,7 @@ bool Join::State::is_in_iteration() const {
   });
 }
 
-// After the body threw: has all other ranks throw, too.
+// Makes the other ranks throw after this rank's body threw.
 void Join::State::fail(const std::exception_ptr& error) {
   if (ended_by) {
     return;
@@ -250,7 +252,8 @@ void Join::State::fail(const std::exception_ptr& error) {
     std::exchange(header_work, std::nullopt)->wait();
     tell_all("failed: " + mesh::message_of(error));
   } catch (...) {
-    // The others are at something else, or another rank aborted the group.
+    // The other ranks are in a different collective, or one of them aborted the
+    // group.
     abort();
   }
 }
@@ -272,7 +275,8 @@ void Join::State::run_main_hooks(size_t first) {
   }
 }
 
-// The others wait for the rest of an iteration that this rank began.
+// Runs the main hooks for the rest of an iteration that this rank began,
+// because the other ranks wait for its collectives.
 void Join::State::end_iteration() {
   for (size_t i = 0; i < joinables.size(); ++i) {
     if (joinables[i]->is_in_join_iteration()) {
@@ -282,7 +286,6 @@ void Join::State::end_iteration() {
   }
 }
 
-// A member of the row has failed, and this rank goes with it.
 void Join::State::fail_with_model_parallel_mesh() {
   if (is_in_iteration()) {
     abort();

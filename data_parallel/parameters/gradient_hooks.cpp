@@ -15,8 +15,8 @@ using torch::autograd::impl::set_post_acc_grad_hooks;
 
 using Callback = GradientHooks::Callback;
 
-/// Runs in the accumulation itself. A hook behind the node would have the
-/// engine copy the node's inputs and outputs: three times the price.
+/// Runs in AccumulateGrad. A post hook of the node would make the engine copy
+/// the node's inputs and outputs, which takes three times as long.
 struct Hook final : PostAccumulateGradHook {
   void operator()(const at::Tensor& leaf) override {
     if (before) {
@@ -31,11 +31,11 @@ struct Hook final : PostAccumulateGradHook {
   size_t index = 0;
   HookOwner hook_owner = HookOwner::kReducer;
   std::weak_ptr<void> owner;
-  /// A leaf has one such hook: what it had before is called first.
+  /// The hook that the leaf had before. It is called first, because a leaf has
+  /// only one such hook.
   std::unique_ptr<PostAccumulateGradHook> before;
 };
 
-/// A chain of hooks without those of GradientHooks that are gone.
 std::unique_ptr<PostAccumulateGradHook> without_dead(
     std::unique_ptr<PostAccumulateGradHook> first) {
   std::vector<std::unique_ptr<PostAccumulateGradHook>> living;
@@ -47,7 +47,7 @@ std::unique_ptr<PostAccumulateGradHook> without_dead(
     }
     hook = std::move(before);
   }
-  // What is left is nobody's of ours, and the oldest.
+  // The rest of the chain was not set by GradientHooks and is older.
   for (; !living.empty(); living.pop_back()) {
     static_cast<Hook&>(*living.back()).before = std::move(hook);
     hook = std::move(living.back());

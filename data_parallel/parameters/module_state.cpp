@@ -46,7 +46,7 @@ void copy_divided(
   if (divisor == 1.0) {
     to.copy_(from);
   } else if (to.scalar_type() == from.scalar_type()) {
-    // An operand that does not change the other's dtype.
+    // A wrapped number does not change the dtype of the result.
     auto operand = at::scalar_tensor(divisor, at::kDouble);
     operand.unsafeGetTensorImpl()->set_wrapped_number(true);
     auto out = to;

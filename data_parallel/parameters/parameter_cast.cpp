@@ -15,7 +15,8 @@ at::Tensor in_dtype(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!impl) {
     return tensor.detach().to(dtype);
   }
-  // Without the dispatcher: a Partial sum stays one.
+  // Casts the local tensor without the dispatcher, so that Partial stays
+  // Partial.
   return dtensor::make_dtensor(
       impl->local().to(dtype), impl->spec(), impl->sizes(), impl->strides());
 }

@@ -25,7 +25,8 @@ ParameterOwners::ParameterOwners(const torch::nn::Module& module) {
     add_all(owner.named_parameters(/*recurse=*/false));
     add_all(owner.named_buffers(/*recurse=*/false));
   };
-  // named_modules() has the module itself only if a shared_ptr holds it.
+  // named_modules() with include_self throws unless a shared_ptr owns the
+  // module.
   add("", module);
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
     add(item.key(), *item.value());

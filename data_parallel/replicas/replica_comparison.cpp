@@ -26,7 +26,6 @@ uint32_t bit_of(int64_t dim) {
   return uint32_t{1} << dim;
 }
 
-/// The dims along which there are others to talk to.
 std::vector<int64_t> mesh_dims_with_peers(const mesh::DeviceMesh& mesh) {
   std::vector<int64_t> dims;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -57,9 +56,9 @@ int64_t hash_along(const std::vector<ReplicatedHash>& numbers, int64_t dim) {
   return hash_of(values.data(), values.size() * sizeof(int64_t));
 }
 
-// Where copies along a dim are copies along all dims before it, too, a rank
-// that hears of no difference along these knows that the ranks there find along
-// the dim what it finds.
+// Returns true if each tensor that is replicated along a dim is also replicated
+// along all dims before it. Ranks that agree along these dims then have the
+// same copies, so that they find the same result along the dim.
 bool are_nested(
     const std::vector<ReplicatedHash>& numbers,
     const std::vector<int64_t>& dims) {
@@ -89,7 +88,7 @@ int64_t first_difference(
     const auto least = min_along(mesh, dim, row);
     const auto* value = least.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < count; ++i) {
-      // The largest is what the complements' least is the complement of.
+      // The complement of the complements' minimum is the maximum.
       if (value[i] != ~value[i + count]) {
         index = std::min(index, i);
         break;
@@ -115,7 +114,8 @@ std::vector<int64_t> coordinates(const mesh::DeviceMesh& mesh, int64_t at) {
 
 using Places = std::vector<size_t>;
 
-/// Places in mesh.ranks() that hold copies of each other.
+/// Returns the sets of positions in mesh.ranks() that hold copies of one
+/// tensor.
 std::vector<Places> sets_of_copies(
     const mesh::DeviceMesh& mesh,
     uint32_t mesh_dims) {

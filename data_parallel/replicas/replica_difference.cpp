@@ -29,8 +29,8 @@ int64_t hash_of_structure(const std::vector<NamedTensor>& tensors) {
   return hash_of(text.data(), text.size());
 }
 
-// Before numbers of tensors are compared one by one: there may be more of them
-// on one rank.
+// Throws if the replicas have different tensors. Must run before their hashes
+// are compared one by one, because a rank may have more tensors than another.
 void check_structure(
     int64_t own,
     const std::vector<NamedTensor>& tensors,

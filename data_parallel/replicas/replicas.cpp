@@ -13,7 +13,6 @@
 namespace weft::data_parallel {
 namespace {
 
-/// How much a broadcast packs into one message. Unit: bytes.
 constexpr int64_t kBroadcastBytes = int64_t{250} << 20;
 
 std::string describe(const char* kind, const NamedTensor& item) {
@@ -34,7 +33,6 @@ std::string describe(const char* kind, const NamedTensor& item) {
   return out.str();
 }
 
-/// A line a parameter and buffer.
 std::vector<std::string> describe_all(
     const std::vector<NamedTensor>& parameters,
     const std::vector<NamedTensor>& buffers) {
@@ -55,7 +53,7 @@ void check_replicas_agree(
     const std::vector<NamedTensor>& buffers,
     const std::vector<std::string>& options,
     const mesh::DeviceMesh& dp) {
-  // In a fake process group there is nobody to compare with.
+  // A fake process group has no other ranks to compare with.
   if (dp.size() == 1 || dp.group(int64_t{0}).backend() == "fake") {
     return;
   }
@@ -98,7 +96,7 @@ void broadcast_from(
     }
     bytes += static_cast<int64_t>(local.nbytes());
     message.push_back(std::move(local));
-    // What a DTensor remembers of its old values must not be used again.
+    // Values cached from the DTensor's old data must not be used again.
     if (auto* impl = dtensor::dtensor_impl(item.tensor)) {
       impl->bump_version();
     }

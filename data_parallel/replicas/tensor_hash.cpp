@@ -13,29 +13,32 @@ namespace weft::data_parallel {
 namespace {
 
 constexpr int64_t kBlockBytes = 4096;
-/// Blocks of a row; see Note [Sums that know places].
+/// The number of blocks in a row, see Note [Sums that know places].
 constexpr int64_t kRowBlocks = 64;
 
 // Note [Sums that know places]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Blocks stand in rows of 64. Summed over its row a block is multiplied by the
-// row's odd number, summed over its column by the column's: two sums of all
-// blocks, modulo 2^64. One changed word changes both, as odd numbers have
-// inverses. Two blocks that change places are in different rows or different
-// columns, so one of the sums changes by the difference of their words times
-// twice the distance, which is less than 2^64. Only the sums of rows and of
-// columns are ever wider than the values, so that this costs two passes over
-// them and no memory of their size. The last, shorter row is a row more.
+// The blocks are arranged in rows of 64. The two results are sums of all blocks
+// modulo 2^64. In the first, each block is multiplied by an odd number that
+// depends on its row, in the second by one that depends on its column. A single
+// changed word changes both sums, because odd numbers have inverses. Two blocks
+// that swap positions are in different rows or different columns. One of the
+// sums then changes by the difference of their words times twice their
+// distance, which is nonzero and less than 2^64. Only the sums over rows and
+// columns are wider than the values, so that the kernel reads the values twice
+// and needs no memory of their size. The last row may be shorter.
 
-// Shape: [n, words] to [words].
+// Returns the sum over n with the weights 1, 3, 5, ...
+// Shapes: values [n, words], result [words].
 at::Tensor weighted_sum(const at::Tensor& values) {
-  const auto mismatched_ranks =
+  const auto odd_factors =
       at::arange(values.size(0), values.options().dtype(at::kLong)) * 2 + 1;
-  return (values * mismatched_ranks.unsqueeze(1))
+  return (values * odd_factors.unsqueeze(1))
       .sum(0, /*keepdim=*/false, at::kLong);
 }
 
-// Shape: [blocks, words], int32, to [2, words], int64.
+// Returns both sums of Note [Sums that know places].
+// Shapes: blocks [blocks, words], int32; result [2, words], int64.
 at::Tensor sums_with_places(const at::Tensor& blocks) {
   const int64_t rows = blocks.size(0) / kRowBlocks;
   const int64_t words = blocks.size(1);

@@ -7,8 +7,9 @@
 
 namespace weft::data_parallel::detail {
 
-// Nothing else may be in here, and no function that is inline elsewhere: the
-// linker might take this source's copy of it for a CPU that cannot run it.
+// This file is compiled for AVX2. It must not contain anything else, and no
+// function that is inline in other files: the linker might choose this file's
+// copy, which fails on a CPU without AVX2.
 #ifdef __AVX2__
 namespace {
 

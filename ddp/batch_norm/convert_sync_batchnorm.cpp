@@ -16,7 +16,6 @@ using torch::nn::SequentialImpl;
 
 constexpr const char* kConvert = "convert_sync_batchnorm";
 
-/// A batch norm layer that a Sequential calls, under the name `name`.
 struct NormInSequential {
   SequentialImpl* sequential;
   std::string name;
@@ -25,7 +24,8 @@ struct NormInSequential {
 
 struct BatchNormLayers {
   std::vector<NormInSequential> in_sequentials;
-  /// Fully qualified names and types of those that others call.
+  /// Fully qualified names and types of batch norm layers outside of
+  /// Sequentials.
   std::vector<std::string> elsewhere;
 };
 
@@ -107,7 +107,7 @@ std::shared_ptr<SyncBatchNormGroup> convert_sync_batchnorm(
     return nullptr;
   }
   const auto channel = make_sync_batch_norm_group(dp_mesh);
-  // A layer at several places stays one.
+  // A layer that several Sequentials share is replaced by one layer.
   std::unordered_map<const torch::nn::Module*, SyncBatchNorm> made;
   for (const auto& place : found.in_sequentials) {
     const auto [norm, is_new] = made.try_emplace(place.layer.get(), nullptr);

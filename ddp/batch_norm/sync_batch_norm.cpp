@@ -25,20 +25,22 @@ constexpr const char* kOp = "SyncBatchNorm";
 
 // Note [Synchronised statistics]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Forward: each rank has, of each channel, its count n_r, mean m_r and sum of
-// squared differences from it, q_r (libtorch's two passes, not a sum of
-// squares). They are gathered in one sum: each rank's row of a table that is
-// zero elsewhere, so that a rank without inputs, or a shadow, is a rank of
-// count 0 and nobody needs to know who it is. Then, as Chan et al. combine
-// parts, in double, with the same bits on all ranks,
-//   n = sum n_r,  m = sum n_r m_r / n,  v = (sum q_r + n_r (m_r - m)^2) / n,
-// which loses nothing where means are large against deviations.
-// Backward: with x^ = (x - m) / s, s = sqrt(v + eps), of the loss L
+// Forward: each rank computes, for each channel, its count n_r, mean m_r and
+// sum q_r of squared differences from that mean (in libtorch's two passes, not
+// as a sum of squares). One all_reduce gathers them: each rank fills its row of
+// a table that is zero elsewhere. A rank with an empty batch thus has the count
+// 0, and so has a rank without inputs (a shadow, see Note [Shadowing ranks]).
+// Then each rank combines the rows as Chan et al. do, in double and with
+// identical results on all ranks:
+//   n = sum n_r,  m = sum n_r m_r / n,  v = (sum q_r + n_r (m_r - m)^2) / n.
+// This loses no precision if means are large compared to deviations.
+// Backward: with x^ = (x - m) / s and s = sqrt(v + eps), the loss L has
 //   dL/dx = w / s (dL/dy - sum(dL/dy) / n - x^ sum(dL/dy x^) / n),
-// whose two sums run over all ranks: one more exchange of 2 C numbers.
+// whose two sums run over all ranks: a second exchange, of 2 C numbers.
 struct BatchStatistics {
   double count;
-  // In the dtype that is computed with; biased. Undefined if count is 0.
+  // The mean and the biased variance, in the dtype of statistics_dtype().
+  // Undefined if `count` is 0.
   at::Tensor mean, var;
 };
 
@@ -79,14 +81,14 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.defined() ? tensor.to(dtype) : tensor;
 }
 
-/// [C] as [C, 1, ...], beside an input of `dim` dims.
+/// Returns [C] as [C, 1, ...], which broadcasts against an input of `dim` dims.
 at::Tensor beside(const at::Tensor& channels, int64_t dim) {
   std::vector<int64_t> sizes(dim - 1, 1);
   sizes[0] = -1;
   return channels.view(sizes);
 }
 
-/// An autograd graph keeps values only.
+/// Holds the group in AutogradContext::saved_data, which stores only IValues.
 struct ChannelHolder : torch::CustomClassHolder {
   explicit ChannelHolder(std::shared_ptr<SyncBatchNormGroup> its)
       : channel(std::move(its)) {}
@@ -127,7 +129,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
   static variable_list backward(AutogradContext* context, variable_list grads);
 };
 
-/// What the rank's own rows give, with mean and variance taken as constants.
+/// The gradients from this rank's rows, with mean and variance as constants.
 struct OwnGradients {
   at::Tensor input, weight, bias;
 };
@@ -157,8 +159,8 @@ OwnGradients own_gradients(
   return {input_grad, weight_grad, bias_grad};
 }
 
-/// Takes from `grad` what the mean and the variance make of all ranks' `sums`:
-/// of dL/dy, and of dL/dy x^.
+/// Subtracts from `grad` the gradients that flow through mean and variance.
+/// `means` are the averages over all ranks of dL/dy and of dL/dy x^.
 void subtract_shared(
     const at::Tensor& grad,
     const at::Tensor& input,
@@ -213,7 +215,6 @@ variable_list Normalize::backward(
   return result;
 }
 
-/// What this rank computes with: the whole of a DTensor.
 at::Tensor whole(const at::Tensor& tensor) {
   if (!dtensor::is_dtensor(tensor)) {
     return tensor;
@@ -223,12 +224,14 @@ at::Tensor whole(const at::Tensor& tensor) {
   return dtensor::to_local(dtensor::redistribute(tensor, everywhere));
 }
 
-/// A graph has no place for undefined tensors.
+/// Returns nullopt for an undefined tensor, because an autograd::Function
+/// accepts no undefined tensors.
 std::optional<at::Tensor> whole_if_any(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(whole(tensor)) : std::nullopt;
 }
 
-/// The running statistics take `factor` of a batch's, the variance's unbiased.
+/// Moves the running statistics by `factor` towards those of the batch. The
+/// running variance is unbiased.
 void update_running(
     const at::Tensor& running_mean,
     const at::Tensor& running_var,
@@ -397,7 +400,7 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 std::vector<std::shared_ptr<SyncBatchNormGroup>> sync_batch_norm_groups(
     const torch::nn::Module& module) {
   std::vector<std::shared_ptr<SyncBatchNormGroup>> channels;
-  // As a constant, a module lists its descendants, not itself.
+  // modules() with include_self throws unless a shared_ptr owns the module.
   const auto add = [&](const torch::nn::Module& each) {
     const auto* layer = dynamic_cast<const SyncBatchNormImpl*>(&each);
     if (layer &&

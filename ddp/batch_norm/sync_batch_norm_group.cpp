@@ -12,12 +12,13 @@ namespace {
 
 // Note [Shadowed statistics]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A rank without inputs does not know which statistics the others exchange, nor
-// how many. So, while sums are announced, each is preceded by a header, reduced
-// by max: what comes, how many numbers, of which dtype, on which kind of
-// device. Each is there twice, the second time negated, so that the max tells
-// whether all ranks that sum say the same. Shadows contribute the least number
-// there is; a header that holds nothing else means that nobody has inputs.
+// A rank without inputs (a shadow) knows neither which statistics the other
+// ranks exchange nor how many. So while sums are announced, a header precedes
+// each of them, reduced by max: the kind of event, the number of elements,
+// their dtype and the kind of device. The header has each field twice, the
+// second time negated. The max thus shows whether all ranks that sum send the
+// same header. Shadows contribute the smallest int64. If the result is that
+// number, no rank has inputs.
 enum Announced : int64_t { kSum = 1, kEnded = 2 };
 
 constexpr size_t kHeaderFields = 4;
@@ -40,7 +41,8 @@ mesh::ErrorContext context_of(const mesh::Communicator& group) {
       "rank ", group.rank(), "/", group.size(), " of ", group.name())};
 }
 
-/// What the ranks that sum announce, or kNothing.
+/// Returns the header of the ranks that sum, or kNothing if all are shadows.
+/// `own` is null on a shadow.
 Header agree(mesh::Communicator& group, const Header* own) {
   auto message = at::full({2 * kHeaderFields}, kNothing, at::kLong);
   auto* numbers = message.mutable_data_ptr<int64_t>();
@@ -79,7 +81,7 @@ void SyncBatchNormGroup::sum(const at::Tensor& statistics) {
     const auto own = header_of(statistics);
     agree(group_, &own);
   }
-  // As a shadow sends it, which knows no shape.
+  // A shadow knows no shape, so all ranks send a flat tensor.
   group_.all_reduce(statistics.view({-1}), mesh::ReduceOp::kSum, kSumName)
       .wait();
 }
@@ -119,7 +121,8 @@ std::shared_ptr<SyncBatchNormGroup> make_sync_batch_norm_group(
       "mesh: got ",
       dp_mesh.ndim(),
       " mesh dims, expected 1. Pass a slice, e.g. mesh[\"dp\"].");
-  // Meshes beside this one make theirs at the same time, of other ranks.
+  // Slices of other ranks make groups of the same name at the same time. The
+  // scope distinguishes them by their first rank.
   const auto scope = mesh::detail::concat(
       "batch norm ",
       dp_mesh.world().next_id(),

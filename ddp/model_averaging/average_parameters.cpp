@@ -10,7 +10,8 @@ namespace {
 
 constexpr const char* kAverageOp = "average_parameters";
 
-/// The number of parameters must be the same before flags for each can be sent.
+/// Throws if ranks have different numbers of parameters, because
+/// parts_to_average() reduces one flag per parameter.
 void check_same_number(int64_t number, mesh::Communicator& group) {
   const auto extremes = at::tensor({number, -number}, at::kLong);
   group.all_reduce(extremes, mesh::ReduceOp::kMax, kAverageOp).wait();
@@ -36,7 +37,6 @@ void check_same_number(int64_t number, mesh::Communicator& group) {
       "the same order on every rank.");
 }
 
-/// Local parts of the parameters that have a gradient on any rank.
 std::vector<at::Tensor> parts_to_average(
     const std::vector<at::Tensor>& parameters,
     mesh::Communicator& group) {

@@ -224,7 +224,8 @@ mesh::Communicator new_subgroups(
       group_size,
       "/",
       mesh.coordinate(0) / group_size);
-  // Meshes beside this one are cut at the same time, into other ranks.
+  // Slices of other ranks make groups of the same name at the same time. The
+  // scope distinguishes them by their first rank.
   const auto scope = mesh::detail::concat(
       "subgroups ", mesh.world().next_id(), " at ", ranks.front());
   return mesh.world().make_group(name, ranks, scope);

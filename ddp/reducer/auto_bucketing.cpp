@@ -12,7 +12,7 @@ constexpr int64_t kMinCap = int64_t{64} << 10;
 constexpr int64_t kMaxProbed = int64_t{8} << 20;
 constexpr int kProbes = 5;
 
-/// The fastest of some reductions. Unit: ns.
+/// Returns the time in ns of the fastest of kProbes reductions.
 double
 time_reduction(mesh::Communicator& group, int64_t bytes, c10::Device device) {
   const auto buffer = at::zeros({bytes / 4}, at::device(device));

@@ -18,7 +18,7 @@ struct OpenBucket {
   size_t index = 0;
   int64_t bytes = 0;
   int64_t cap = 0;
-  /// How many of its group came before it.
+  /// The number of buckets of the same group before this one.
   size_t number = 0;
 };
 
@@ -61,7 +61,7 @@ std::vector<std::vector<size_t>> plan_buckets(
     const std::vector<size_t>& order,
     const BucketCaps& caps) {
   std::vector<std::vector<size_t>> buckets;
-  // Position in `order` of each bucket's last gradient.
+  // The position in `order` of each bucket's last gradient.
   std::vector<size_t> full_at;
   std::map<int64_t, OpenBucket> open;
   for (size_t position = 0; position < order.size(); ++position) {

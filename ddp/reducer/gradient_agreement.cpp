@@ -23,7 +23,7 @@ struct Explanation {
   const char* remedy;
 };
 
-/// In the order of importance: a message has the first that any rank reports.
+/// Ordered by importance: the error shows the first problem that any rank has.
 constexpr std::array kExplanations{
     Explanation{
         GradientProblem::kModuleChanged,
@@ -92,8 +92,9 @@ std::vector<int64_t> codes_of(const std::vector<GradientProblem>& problems) {
   return codes;
 }
 
-/// "rank 1: a.weight, a.bias; rank 3: a.bias", or "" if no rank has `problem`.
-/// `begin`: the column of the first parameter.
+/// Returns the ranks and their parameters with `problem`, e.g. "rank 1:
+/// a.weight, a.bias; rank 3: a.bias". Empty if there are none. `begin` is the
+/// column of the first parameter.
 std::string list_ranks(
     const Replicas& replicas,
     const at::Tensor& rows,
@@ -111,7 +112,7 @@ std::string list_ranks(
       }
     }
     if (!names.empty()) {
-      // Where only this rank's row is known, it is this rank's.
+      // A single row is this rank's, e.g. in a fake process group.
       const auto shown = values.size(0) == 1 ? replicas.dp.rank() : ranks[rank];
       text += (text.empty() ? "rank " : "; rank ") + std::to_string(shown) +
               ": " + names;
@@ -120,7 +121,6 @@ std::string list_ranks(
   return text;
 }
 
-/// "layers.0.wq (Linear), layers.0.wk (Linear)": of the parameters in question.
 std::string list_modules(
     const Replicas& replicas,
     const at::Tensor& rows,
@@ -161,7 +161,8 @@ void check_no_problem(
   }
 }
 
-/// The kind of a parameter on the ranks that know it, which must be one.
+/// Returns the kind of a parameter's gradient. Throws if ranks have different
+/// kinds; ranks without a gradient do not count.
 int64_t
 agree_on_kind(const Replicas& replicas, const at::Tensor& rows, size_t index) {
   const auto values = rows.accessor<int64_t, 2>();
@@ -191,7 +192,8 @@ agree_on_kind(const Replicas& replicas, const at::Tensor& rows, size_t index) {
   return kind;
 }
 
-/// Ranks that have run out of inputs have none.
+/// Returns the first rank with gradients. A rank that ran out of inputs has
+/// none.
 int64_t first_with_gradients(const at::Tensor& rows, int64_t parameters) {
   const auto values = rows.accessor<int64_t, 2>();
   for (int64_t rank = 0; rank < values.size(0); ++rank) {
@@ -222,7 +224,8 @@ AgreedOrder agree_on_order(
   const auto values = rows.accessor<int64_t, 2>();
   AgreedOrder agreed;
   const auto first = first_with_gradients(rows, n);
-  // Parameters that are used come first, those without any gradient last.
+  // First come the parameters with a gradient on this rank, then those with one
+  // on other ranks only, then those without any.
   std::vector<std::pair<int64_t, int64_t>> positions;
   for (int64_t i = 0; i < n; ++i) {
     agreed.kinds.push_back(

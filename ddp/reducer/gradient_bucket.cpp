@@ -10,13 +10,12 @@
 namespace weft::ddp {
 namespace {
 
-/// A view of `flat` from `offset` that lies like `local`, if `local` is dense.
 at::Tensor
 view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& local) {
   const auto strides = local.is_non_overlapping_and_dense()
                            ? local.strides().vec()
                            : dtensor::row_major_strides(local.sizes());
-  // Detached: a tensor of its own, so that users may detach_() a gradient.
+  // detach_(), which users may call on a gradient, throws on a view.
   return flat.as_strided(local.sizes(), strides, offset).detach();
 }
 
@@ -152,7 +151,7 @@ void GradientBucket::fill(double divisor) {
 
 const at::Tensor& GradientBucket::gradient_before_reduction(size_t slot) {
   const auto& gradient = slots_[slot].gradient;
-  // As .grad() it may have become a Partial sum, or none, in the meantime.
+  // In the meantime .grad() may have got another spec, with or without Partial.
   if (auto* impl = dtensor::dtensor_impl(gradient)) {
     impl->reset_local(
         slots_[slot].view,

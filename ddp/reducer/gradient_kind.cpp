@@ -6,7 +6,6 @@
 namespace weft::ddp {
 namespace {
 
-/// The spec of a gradient that is a Partial sum.
 std::optional<dtensor::DTensorSpec> partial_spec(const at::Tensor& gradient) {
   const auto* impl = dtensor::dtensor_impl(gradient);
   return impl && ddp::is_partial(impl->spec()) ? std::optional(impl->spec())

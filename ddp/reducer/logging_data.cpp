@@ -157,7 +157,8 @@ std::unordered_map<std::string, size_t> places_of(
   return places;
 }
 
-// One write, so that lines of ranks that share a terminal stay whole.
+// Writes the line in one call, so that ranks that share a terminal do not mix
+// their lines.
 void log(
     const DDPLoggingData& data,
     const char* what,

@@ -18,7 +18,7 @@ struct OptimizerInBackward::State {
   std::vector<at::Tensor> parameters;
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers;
   std::unordered_map<const c10::TensorImpl*, size_t> index;
-  /// By parameter: stepped by another process else.
+  /// True for parameters that the reducer steps instead of the hook.
   std::vector<bool> is_taken;
   std::unique_ptr<data_parallel::GradientHooks> hooks;
 };

@@ -17,50 +17,52 @@
 
 // Note [Order of reductions]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
-// All replicas must reduce the same buckets in the same order, whatever the
-// order in which their gradients arrive. Bucket i is launched once it is full
-// and bucket i - 1 was launched. How gradients arrive is known after the first
-// backward: nothing is reduced before its end; there the replicas adopt the
-// first one's order, buckets are made from it, once, and all are reduced.
-// Later backward passes reduce while they run, and wait at their end.
+// All replicas must reduce the same buckets in the same order, in whatever
+// order their gradients become ready. Bucket i is launched once it is full and
+// bucket i - 1 was launched. The order of gradients is known only after the
+// first backward, so this backward reduces nothing before its end. There the
+// replicas adopt the order of the first replica, make the buckets from it once,
+// and reduce all of them. Later backward passes launch reductions while they
+// run, and wait at their end.
 //
-// A replica on which something is wrong must not leave the others waiting. It
-// puts zeros where a gradient is missing, goes on, and reports it at the end:
-// by a flag, one more element of the last bucket, which is launched at the end
-// of backward, or, where that bucket cannot carry it (comm hooks, gradients
-// reduced in place, several groups, a search for unused parameters), by a
-// message of its own. So all replicas learn of it, exchange what went wrong and
-// fail alike.
+// A replica with a problem must not leave the other replicas waiting. It puts
+// zeros where a gradient is missing, continues, and reports the problem at the
+// end, by a flag: an additional element of the last bucket, which is launched
+// at the end of backward. If that bucket cannot carry a flag (comm hooks,
+// gradients reduced in place, several groups, a search for unused parameters),
+// a separate message carries it. All replicas then exchange their problems and
+// throw an error.
 //
 // Launches and waits happen on the thread that runs backward, at places that
-// the graph decides, so tensor-parallel collectives, which have groups of
-// their own, come in the same order on all ranks too.
+// the graph determines. So tensor-parallel collectives, which have their own
+// groups, also run in the same order on all ranks.
 
 // Note [Partial sums]
 // ~~~~~~~~~~~~~~~~~~~
-// A parameter whose gradient is a Partial sum over tensor-parallel ranks has it
-// reduced here rather than by dtensor/tensor/gradient.cpp: such gradients share
-// buckets of their own, which at the end of backward are summed over their mesh
-// and then reduced over the replicas. Under no_sync() they stay Partial sums.
-// These buckets follow the reversed order of parameters, which is the same on
-// all ranks of the mesh by construction.
+// A gradient that is Partial over tensor-parallel ranks is reduced here instead
+// of in dtensor/tensor/gradient.cpp. Such gradients share separate buckets,
+// which are summed over their mesh at the end of backward and then reduced over
+// the replicas. Under no_sync() they stay Partial. These buckets follow the
+// reversed order of parameters, which is the same on all ranks of the mesh by
+// construction.
 
 // Note [Unused parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// With find_unused_parameters the graph of each forward is searched. What it
-// does not reach counts as ready when backward begins, with zeros or, if
-// .grad() holds something, with that. A message of one count a parameter, under
-// way since forward, tells how many replicas reach it. Buckets that all of them
-// fill are reduced while backward runs. The others could be launched at any
-// time by those that do not use them; a collective of the user's, on the same
-// group, may lie between on one replica and not on another. They come last, at
-// the end of backward, so that all replicas launch at the same places.
+// With find_unused_parameters the reducer searches the graph of each forward. A
+// parameter that the graph does not reach counts as ready when backward begins,
+// with zeros or with the value of .grad(). An all_reduce of one count per
+// parameter, started in forward, yields how many replicas reach each parameter.
+// Buckets that all replicas fill are reduced while backward runs. The replicas
+// that do not use the other buckets could launch them at any time; a collective
+// of the caller on the same group might then come before the launch on one
+// replica and after it on another. So these buckets are launched last, at the
+// end of backward, at the same place on all replicas.
 //
-// Which parameters did get a gradient somewhere is known at the end; .grad() of
-// the others is left, or put back, as it was. A parameter that the search
-// reached and that got no gradient all the same (its output was no part of the
-// loss) is treated as unused. Under static_graph the first backward decides,
-// for all later ones.
+// Which parameters received a gradient on any replica is known at the end. For
+// the others .grad() is left or restored. A parameter that the search reached
+// but that received no gradient (its output was not part of the loss) is
+// treated as unused. Under static_graph the first backward decides this for all
+// later ones.
 
 namespace weft::ddp {
 namespace {
@@ -136,7 +138,7 @@ std::vector<at::Tensor> Reducer::leaves() const {
 }
 
 void Reducer::register_hooks() {
-  // The hooks go first when this does.
+  // hooks_ is destroyed first, so that the callback can use `this`.
   hooks_ = std::make_unique<data_parallel::GradientHooks>(
       leaves(),
       [this](size_t i) { on_gradient(i); },
@@ -145,7 +147,8 @@ void Reducer::register_hooks() {
   start_search();
 }
 
-// Anew whenever parameters change their dtype, and their nodes with it.
+// Called whenever parameters change their dtype, which changes their
+// AccumulateGrad nodes.
 void Reducer::start_search() {
   search_.reset();
   const auto& options = config_.options;
@@ -190,7 +193,6 @@ void Reducer::set_after_reduction(std::function<void(size_t)> after) {
   after_reduction_ = std::move(after);
 }
 
-// What an earlier backward that failed has left is of no use.
 void Reducer::drop_failed_backward() {
   WEFT_CHECK(
       !is_finalized_manually_ || !is_launched_,
@@ -318,8 +320,8 @@ void Reducer::on_gradient(size_t index) {
 
 namespace {
 
-/// Tells the peers of a backward pass that does not come to its end. The engine
-/// drops the callback that holds this when a node throws.
+/// Reports a failed backward pass to the peers. The engine destroys the
+/// callback that holds this object when a node throws.
 class BackwardPart {
  public:
   explicit BackwardPart(mesh::World world) : world_(std::move(world)) {}
@@ -334,7 +336,7 @@ class BackwardPart {
         throw std::runtime_error("see what backward() threw there");
       });
     } catch (const std::exception&) {
-      // The engine throws the one that was meant.
+      // The engine throws the error of the node.
     }
   }
   void end() { has_come_to_its_end_ = true; }
@@ -403,7 +405,8 @@ bool Reducer::may_be_missing(const Parameter& parameter) const {
   return config_.options.find_unused_parameters;
 }
 
-// static_graph, where the replica had no inputs when the first backward was.
+// Learns the graph of static_graph on a replica that had no inputs in the first
+// backward.
 void Reducer::learn_graph() {
   if (!config_.options.static_graph || !has_buckets_ || has_seen_graph_) {
     return;
@@ -454,7 +457,8 @@ void Reducer::end_backward() {
     }
   });
   learn_graph();
-  // A backward to chosen inputs, unless the loss depends on no parameter here.
+  // A backward to chosen inputs reduces nothing. One to all leaves reduces,
+  // even if the loss depends on no parameter here.
   if (ready_.empty() && !accumulates_into_all_leaves_) {
     return;
   }
@@ -644,7 +648,7 @@ void Reducer::replace_groups(
     const mesh::DeviceMesh& dp,
     std::vector<ReductionGroup> groups) {
   const std::lock_guard lock(mutex_);
-  // The old group may be broken: what is under way there is not waited for.
+  // The old group may be broken, so its pending collectives are not waited for.
   clear();
   dp_ = dp;
   config_.groups = std::move(groups);

@@ -1,4 +1,4 @@
-// Which bucket a gradient goes to.
+// The assignment of gradients to buckets.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -14,7 +14,6 @@
 namespace weft::ddp {
 namespace {
 
-/// The number of `key` in the order of first appearance.
 template <class Key>
 int64_t number_of(std::vector<Key>& keys, const Key& key) {
   const auto found = std::find(keys.begin(), keys.end(), key);
@@ -45,7 +44,6 @@ int64_t Reducer::reduced_bytes(const Parameter& parameter) {
          static_cast<int64_t>(c10::elementSize(parameter.reduce_dtype));
 }
 
-// What a bucket's gradients have in common.
 Reducer::BucketKey Reducer::key_of(const Parameter& parameter) const {
   const auto local = data_parallel::local_part(parameter.state.tensor);
   return {
@@ -82,7 +80,7 @@ Reducer::Plan Reducer::plan(const std::vector<size_t>& order) const {
                         ? BucketCaps{.first = 0, .rest = 0}
                         : config_.caps;
   auto buckets = plan_buckets(items, immediate, caps);
-  // Those that nobody uses come behind the others.
+  // Buckets of parameters that no replica uses come last.
   std::stable_partition(buckets.begin(), buckets.end(), [&](const auto& each) {
     return parameters_[each.front()].is_used_anywhere;
   });
@@ -93,7 +91,8 @@ Reducer::Plan Reducer::plan(const std::vector<size_t>& order) const {
   return buckets;
 }
 
-// One bucket of all delayed parameters, before that of the one they wait for.
+// Inserts one bucket of all delayed parameters before the bucket of the
+// parameter that triggers it.
 void Reducer::insert_delayed(Plan& buckets) const {
   std::vector<size_t> delayed;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -119,8 +118,8 @@ std::optional<size_t> Reducer::trigger() const {
              : std::optional(static_cast<size_t>(found - names_.begin()));
 }
 
-// Which kind of tensor the first parameter of a bucket is; -1 if the others
-// are of other kinds.
+// Returns 1 if the gradients of a bucket are Partial, 0 if they are not, and -1
+// if its parameters cannot share a bucket.
 int64_t Reducer::kind_of_bucket(const std::vector<size_t>& bucket) const {
   std::vector<BucketKey> keys;
   for (const size_t i : bucket) {
@@ -249,7 +248,7 @@ void Reducer::make_buckets() {
     choose_caps(agreed.order);
   }
   auto assignment = plan(agreed.order);
-  // One of a run that reduced what is not reduced here says nothing.
+  // A saved layout does not apply if this run reduces nothing.
   if (!layout_.empty() && !assignment.empty()) {
     check_layout(layout_, assignment);
     assignment = layout_;

@@ -1,4 +1,4 @@
-// How a gradient gets to its place, into its bucket and back.
+// The path of a gradient into its bucket and back.
 #include <cmath>
 #include <utility>
 
@@ -29,7 +29,7 @@ void Reducer::place(Parameter& parameter) {
     return;
   }
   if (is_partial(grad_impl->spec())) {
-    // Not as in the first backward: reduced at once.
+    // It is Partial in another way than in the first backward: reduce it here.
     set_gradient(
         parameter,
         dtensor::redistribute(
@@ -84,7 +84,7 @@ void Reducer::check_gradient(const Parameter& parameter) const {
       " on this rank. Wrap the model after it was converted or placed.");
 }
 
-// Whether .grad() shares memory with the bucket after backward.
+// Returns true if .grad() shares memory with the bucket after backward.
 bool Reducer::is_viewed(const Parameter& parameter) const {
   const auto& options = config_.options;
   const bool keeps_low = options.mixed_precision &&
@@ -116,7 +116,7 @@ void Reducer::copy_to_bucket(Parameter& parameter) {
           parameter.slot, data_parallel::local_part(gradient(parameter)), by);
     }
   } catch (const c10::Error&) {
-    // See Note [Order of reductions]: said at the end, on all replicas.
+    // All replicas throw at the end. See Note [Order of reductions].
     parameter.problem = GradientProblem::kUnusable;
     own_error_ = own_error_ ? own_error_ : std::current_exception();
     bucket.fill_with_zeros(parameter.slot);
@@ -142,7 +142,8 @@ void Reducer::copy_unused_to_bucket(Parameter& parameter) {
   }
 }
 
-// Into the bucket right away, or it would lie in memory twice.
+// Moves an accumulated gradient into its bucket, so that it does not exist in
+// memory twice.
 void Reducer::stash(Parameter& parameter) {
   if (!is_viewed(parameter) || parameter.reduce_dtype != parameter.full_dtype) {
     return;
@@ -151,7 +152,8 @@ void Reducer::stash(Parameter& parameter) {
   try {
     check_gradient(parameter);
   } catch (const c10::Error&) {
-    // It stays where it is: what reduces it finds the same, on all replicas.
+    // The reduction checks the gradient again and reports the error on all
+    // replicas.
     return;
   }
   auto& bucket = buckets_[*parameter.bucket];
@@ -202,7 +204,7 @@ void Reducer::finalize_grad(GradientBucket& bucket, size_t slot_index) {
   }
 }
 
-// Gradients of parameters that are computed with in low precision.
+// Gradients of parameters that are cast to low precision for forward.
 
 const at::Tensor& Reducer::gradient(const Parameter& parameter) const {
   return parameter.state.tensor.grad();
@@ -212,8 +214,8 @@ void Reducer::set_gradient(Parameter& parameter, const at::Tensor& gradient) {
   parameter.state.tensor.mutable_grad() = gradient;
 }
 
-// The first gradient that comes is of the parameter's own dtype; what autograd
-// adds to it later is added in full precision.
+// Casts the first gradient, which has the low-precision dtype, to full
+// precision. Autograd then accumulates later gradients in full precision.
 void Reducer::upcast(Parameter& parameter) {
   if (!parameter.is_cast) {
     return;

@@ -13,7 +13,7 @@ namespace weft::ddp {
 void Reducer::set_join(std::shared_ptr<JoinReducerHook> join) {
   const std::lock_guard lock(mutex_);
   join_ = std::move(join);
-  // A Join that failed leaves a backward half done.
+  // A failed Join leaves a backward unfinished.
   if (!join_ && (is_join_begun_ || (is_running_ && !is_launched_))) {
     clear();
   }
@@ -56,11 +56,11 @@ void Reducer::shadow_backward(const std::function<void()>& meanwhile) {
     reduce_all();
     try {
       meanwhile();
-    } catch (...) { // The others reduce with this rank all the same.
+    } catch (...) { // The other replicas' reductions need this rank.
       error = std::current_exception();
     }
   } else {
-    // The others make buckets once their gradients have come.
+    // The other replicas make buckets after their gradients are complete.
     meanwhile();
     join_->confirm();
     make_buckets();
@@ -80,7 +80,8 @@ void Reducer::copy_accumulated_to_bucket() {
       copy_to_bucket(parameter);
       continue;
     }
-    // What an earlier reduction left: nobody here calls zero_grad().
+    // Drops the result of an earlier reduction, because a shadow does not call
+    // zero_grad().
     set_gradient(parameter, at::Tensor());
     if (parameter.bucket) {
       buckets_[*parameter.bucket].fill_with_zeros(parameter.slot);

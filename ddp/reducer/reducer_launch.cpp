@@ -1,4 +1,4 @@
-// How buckets are reduced, and what replicas tell each other meanwhile.
+// The reduction of buckets, and the status that replicas exchange.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -78,8 +78,8 @@ void Reducer::launch_ready_buckets() {
 
 bool Reducer::is_skipped(const GradientBucket& bucket) const {
   const auto& slots = bucket.slots();
-  // A replica that runs out of inputs may have accumulated what the graphs of
-  // the others do not reach.
+  // In a Join no bucket is skipped, because a replica that ran out of inputs
+  // may have accumulated gradients that the graphs of the others do not reach.
   return config_.options.skip_all_reduce_unused_params && !join_ &&
          std::none_of(slots.begin(), slots.end(), [&](const auto& slot) {
            return parameters_[slot.parameter].is_used_anywhere;
@@ -180,7 +180,8 @@ void Reducer::reduce_partial_bucket(size_t index) {
   bucket.fill(divisor(bucket));
   keep_local_norm(index);
   const auto& spec = *bucket.layout().pending;
-  // Without its number: ranks that hold other parts have other buckets.
+  // The name has no index, because tensor-parallel ranks with local tensors of
+  // other sizes can number their buckets differently.
   constexpr std::string_view name = "ddp bucket Partial gradients";
   for (int64_t i = 0; i < spec.mesh_ndim(); ++i) {
     if (!spec.placement(i).is_partial()) {
@@ -234,7 +235,8 @@ void Reducer::wait_for_buckets() {
     } catch (const mesh::CommError&) {
       throw;
     } catch (...) {
-      // The other buckets are under way all the same, and so are the others.
+      // All replicas are already reducing the other buckets, so the error is
+      // thrown at the end.
       own_error_ = own_error_ ? own_error_ : std::current_exception();
       report_hook(i);
     }
@@ -269,7 +271,8 @@ void Reducer::report_hook(size_t bucket) {
   }
 }
 
-// What a hook returns is known only then, and so is what is not finite.
+// Returns true if the status is sent after the reductions, because the result
+// of a hook is known only then. check_for_nan_in_grad uses the same path.
 bool Reducer::is_status_late() const {
   return hook_ || config_.options.check_for_nan_in_grad;
 }
@@ -300,7 +303,7 @@ void Reducer::send_status() {
   }
 }
 
-// Of parameters that have a group of their own: how many ranks of it use them.
+// Sends how many ranks use each parameter that has a group of its own.
 void Reducer::send_use_in_groups() {
   for (size_t i = 1; i < config_.groups.size(); ++i) {
     std::vector<int64_t> counts;
@@ -371,7 +374,8 @@ bool Reducer::is_problem_elsewhere() {
                                                : is_any;
 }
 
-// A part of a parameter can hold NaN where others do not.
+// Returns true if a tensor-parallel rank has a problem. One local tensor of a
+// parameter can hold a NaN while the others do not.
 bool Reducer::is_on_any_part(bool is_here) {
   const auto flag = at::full({1}, is_here ? 1 : 0, at::kLong).to(device_);
   for (const auto& mesh : tensor_meshes_) {

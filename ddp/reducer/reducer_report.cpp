@@ -1,4 +1,4 @@
-// What the reducer says of the backward passes that it saw.
+// Reports of the reducer about past backward passes.
 #include <cmath>
 #include <optional>
 
@@ -9,8 +9,8 @@
 namespace weft::ddp {
 namespace {
 
-// Squares overflow where those of grad_norm() do. A dot product takes two
-// thirds of the time of a norm.
+// Overflows for the same values as grad_norm(). A dot product takes two thirds
+// of the time of a norm.
 at::Tensor sum_of_squares(const at::Tensor& gradients) {
   const auto dtype = gradients.scalar_type();
   if (gradients.dim() == 1 && (dtype == at::kFloat || dtype == at::kDouble)) {
@@ -45,7 +45,6 @@ GradientUse Reducer::last_use() const {
   return use;
 }
 
-// For the logs: what this backward did on this rank.
 void Reducer::record_use() {
   last_unreachable_.reset();
   for (size_t i = 0; i < is_unreachable_.size(); ++i) {
@@ -75,7 +74,8 @@ void Reducer::enable_local_norms() {
   keeps_local_norms_ = true;
 }
 
-// Read by nobody unless the norm of all is not finite: stays on its device.
+// The norm stays on its device, because it is read only if the global norm is
+// not finite.
 void Reducer::keep_local_norm(size_t index) {
   if (!keeps_local_norms_) {
     return;

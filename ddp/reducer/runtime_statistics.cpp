@@ -92,8 +92,8 @@ void RuntimeStatistics::drop_iteration() {
   is_open_ = false;
 }
 
-// An event that did not come, e.g. a reduction on one rank, and one that came
-// late, e.g. a reduction after all gradients, leave no time, not a wrong one.
+// Records a time of 0 if an event is missing, e.g. a reduction with one rank,
+// or too late, e.g. a reduction that began after all gradients.
 void RuntimeStatistics::add(Span& span, Event begin, Event end) {
   span.last = 0;
   if (sampled_[begin] && sampled_[end] && *sampled_[end] >= *sampled_[begin]) {

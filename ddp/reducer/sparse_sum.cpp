@@ -9,14 +9,13 @@
 namespace weft::ddp {
 namespace {
 
-/// Number of entries by rank.
 std::vector<int64_t> gather_counts(
     mesh::Communicator& group,
     int64_t count,
     c10::Device device,
     const std::string& name) {
   const auto counts = gather_numbers(group, {count}, device, name + " entries");
-  // In a fake process group all have as many as this rank.
+  // A fake process group returns only this rank's count, which stands for all.
   const auto all = counts.expand({group.size(), 1}).contiguous();
   const auto* data = all.const_data_ptr<int64_t>();
   return {data, data + group.size()};

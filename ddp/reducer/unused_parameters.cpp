@@ -17,7 +17,7 @@ namespace {
 
 using torch::autograd::Node;
 
-// shared_ptr up to torch 2.13, intrusive_ptr later.
+// This is a shared_ptr up to torch 2.13 and an intrusive_ptr in later versions.
 using NodePointer = decltype(torch::autograd::impl::grad_accumulator(
     std::declval<const at::Tensor&>()));
 
@@ -28,8 +28,8 @@ bool contains(const std::vector<size_t>& places, size_t place) {
 } // namespace
 
 struct UnusedParameters::State {
-  // A leaf refers to its accumulator weakly: without these the addresses would
-  // be another graph's.
+  // Keeps the accumulators alive, because a leaf refers to its own weakly.
+  // Otherwise nodes of another graph could reuse the addresses.
   std::vector<NodePointer> accumulators;
   std::unordered_map<const Node*, size_t> places;
 };
@@ -66,7 +66,7 @@ std::vector<size_t> UnusedParameters::find(
     const Node* node = to_visit.back();
     to_visit.pop_back();
     const auto& edges = node->next_edges();
-    if (edges.empty()) { // accumulators lead nowhere
+    if (edges.empty()) { // Accumulators have no next edges.
       if (const auto found = state_->places.find(node);
           found != state_->places.end()) {
         is_used[found->second] = true;
@@ -95,7 +95,8 @@ std::vector<size_t> find_unused(
 
 namespace {
 
-/// "layers.1.gate (Linear)", or all modules that a parameter is tied to.
+/// Returns e.g. "layers.1.gate (Linear)", or all modules that share the
+/// parameter.
 std::string heading_of(const std::vector<data_parallel::Owner>& owners) {
   std::string heading;
   for (const auto& owner : owners) {
@@ -115,7 +116,7 @@ std::string names_of(
   }
   std::string names;
   for (const auto& owner : owners) {
-    if (names != owner.name) { // both are "weight"
+    if (names != owner.name) { // Modules may share a name, e.g. "weight".
       names += (names.empty() ? "" : " = ") + owner.name;
     }
   }

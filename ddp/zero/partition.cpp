@@ -11,10 +11,11 @@
 
 // Note [Parts of parameters]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What is divided over dp is what a rank holds of a parameter: a plain tensor,
-// or the local part of a DTensor on other mesh dims. The state of a part is
-// saved as a part of the state of the whole, so there must be a placement over
-// dp, beside the parameter's own over its mesh dims, that says where it lies:
+// The optimizer shards over dp what a rank holds of a parameter: a plain
+// tensor, or the local tensor of a DTensor on other mesh dims. The state of a
+// part is saved as a shard of the parameter's full state. So there must be a
+// placement over dp that describes the part, in addition to the parameter's
+// placements on its own mesh dims:
 //  - a parameter that one replica owns is a Shard with given sizes: all rows
 //    belong to the owner;
 //  - a parameter that all replicas share is a Shard(0), or a StridedShard(0) if
@@ -22,7 +23,7 @@
 // If another mesh dim shards the rows by given sizes, or a mesh dim before dp
 // shards them unevenly, the ranks have different numbers of rows, which the
 // sizes of one Shard cannot express. An owned parameter then uses another
-// tensor dim; if there is none, every replica keeps the state.
+// tensor dim. If there is none, every replica keeps the state.
 
 namespace weft::ddp {
 namespace {

@@ -17,14 +17,12 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 using Kind = ZeroPart::Kind;
 
-/// The rows of a cut parameter that a rank has, in the parameter's memory.
 at::Tensor rows_of(const at::Tensor& parameter, int64_t ranks, int64_t rank) {
   const auto local = data_parallel::local_part(parameter);
   const auto range = dtensor::shard_range(local.size(0), ranks, rank);
   return local.narrow(0, range.begin, range.length);
 }
 
-/// Returns the corresponding rows of the gradient.
 at::Tensor gradient_rows(const ZeroEntry& entry, int64_t ranks, int64_t rank) {
   auto gradient = entry.parameter.grad();
   if (!gradient.defined()) {
@@ -48,7 +46,6 @@ at::Tensor gradient_rows(const ZeroEntry& entry, int64_t ranks, int64_t rank) {
   return rows_of(gradient, ranks, rank);
 }
 
-/// Moves a parameter's values to `memory`, of its local sizes.
 void move_to(at::Tensor parameter, const at::Tensor& memory) {
   memory.copy_(data_parallel::local_part(parameter));
   const auto* impl = dtensor::dtensor_impl(parameter);
@@ -58,7 +55,6 @@ void move_to(at::Tensor parameter, const at::Tensor& memory) {
            : memory);
 }
 
-/// Elements [offset, offset + numel) of `flat` with the strides of `like`.
 at::Tensor
 view_as(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
   return like.is_non_overlapping_and_dense()
@@ -142,7 +138,7 @@ ZeroBucket::ZeroBucket(
     } else if (part.kind == Kind::kSharded) {
       const auto rows =
           rows_of(entry.parameter, group_.size(), rank()).detach();
-      // The first rank has what has no rows at all, to count its steps.
+      // Rank 0 also gets parameters without any rows, to count their steps.
       if (rows.numel() > 0 || rank() == 0) {
         entry.own = rows.requires_grad_(entry.parameter.requires_grad());
       }
@@ -179,8 +175,8 @@ void ZeroBucket::lay_out() {
   refresh();
 }
 
-// Parameters whose memory is no longer what it was when the bucket was made,
-// e.g. after set_data(), are taken as they are now.
+// Adopts the memory of parameters whose memory has changed since the bucket was
+// made, e.g. by set_data().
 void ZeroBucket::refresh() {
   int64_t offset = 0;
   for (auto& entry : entries_) {
@@ -335,8 +331,8 @@ void ZeroBucket::finish_gather() {
       offset += part.numel();
     }
   }
-  // As after an update in place: graphs of before are void, and so are copies
-  // of DTensors elsewhere.
+  // As after an update in place, graphs that saved the parameter are invalid,
+  // and so are cached copies of DTensors.
   for (const auto& entry : entries_) {
     entry.parameter.unsafeGetTensorImpl()->bump_version();
   }

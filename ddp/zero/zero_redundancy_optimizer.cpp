@@ -24,14 +24,14 @@
 
 // Note [Buckets of the sharded optimizer]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// An optimizer steps all of its groups at once, so each bucket has one of its
-// own on each rank, for the rank's parts of the bucket's parameters: while a
-// bucket is gathered the next one is updated. Parameters keep their order, in
-// which forward uses them, so that with overlap_with_forward the first ones
-// come first.
+// An optimizer steps all of its groups at once. So each bucket has its own
+// optimizer on each rank, for this rank's parts of the bucket's parameters: the
+// next bucket is updated while one is gathered. Parameters keep the order in
+// which forward uses them, so that with overlap_with_forward the first ones are
+// gathered first.
 //
-// The groups that users see and schedulers change are those of the outer
-// optimizer; their options are copied inwards before each update.
+// Users and schedulers access the groups of the outer optimizer. Their options
+// are copied to the inner optimizers before each update.
 
 namespace weft::ddp {
 namespace {
@@ -99,7 +99,7 @@ void check_parameter(
       "gradient. Use only one of the two optimizers.");
 }
 
-/// What can be seen without the other ranks.
+/// Returns `groups`. Throws if they have an error that one rank can detect.
 std::vector<OptimizerParamGroup> checked_groups(
     std::vector<OptimizerParamGroup> groups,
     const mesh::DeviceMesh& dp) {
@@ -132,7 +132,6 @@ std::vector<OptimizerParamGroup> checked_groups(
   return groups;
 }
 
-/// The options that groups have by default, from an optimizer of its own.
 std::unique_ptr<torch::optim::OptimizerOptions> default_options(
     const ZeroOptimizerFactory& factory,
     const mesh::DeviceMesh& dp) {
@@ -164,7 +163,7 @@ c10::Device device_of(const std::vector<OptimizerParamGroup>& groups) {
   return c10::Device(c10::DeviceType::CPU);
 }
 
-/// The bucket that a parameter can be in.
+/// The properties that all parameters of a bucket have in common.
 using BucketKind =
     std::tuple<c10::ScalarType, c10::DeviceType, int, ZeroPart::Kind>;
 
@@ -177,7 +176,6 @@ BucketKind kind_of(const ZeroEntry& entry) {
       entry.part.kind};
 }
 
-/// Entries in their order, those of one kind together up to the cap.
 std::vector<std::vector<ZeroEntry>> fill_buckets(
     std::vector<ZeroEntry> entries,
     int64_t cap_bytes) {
@@ -243,7 +241,8 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
 
 ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() = default;
 
-// The first time all; later those of groups that were added.
+// Plans all parameters at the first call, later those of groups that were
+// added.
 void ZeroRedundancyOptimizer::take_new_parameters() {
   auto& zero = *zero_;
   const auto& groups = param_groups();
@@ -341,7 +340,8 @@ void ZeroRedundancyOptimizer::update() {
   if (zero.before_update) {
     zero.before_update();
   }
-  // When a Join ends, DDP hands out the parameters of a rank that trained last.
+  // When a Join ends, DDP broadcasts the parameters of a rank that trained
+  // last. They must be complete then.
   const bool overlaps =
       zero.options.overlap_with_forward && !join_config().enable;
   ZeroBucket* previous = nullptr;
@@ -361,7 +361,7 @@ void ZeroRedundancyOptimizer::update() {
 at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
   at::Tensor loss;
   if (closure) {
-    // It may read parameters.
+    // The closure may read parameters.
     wait_for_parameters();
     const at::AutoGradMode enable_grad(true);
     loss = closure();
@@ -387,7 +387,8 @@ void ZeroRedundancyOptimizer::wait_for_parameters(
 }
 
 void ZeroRedundancyOptimizer::wait_before_forward(torch::nn::Module& module) {
-  // The module may outlive the optimizer; it has the hook, so not the reverse.
+  // The module owns the hook and may outlive the optimizer, so the hook refers
+  // to the state weakly.
   dtensor::module_hooks(module).before.emplace_back(
       [zero = std::weak_ptr<State>(zero_), &module](std::vector<at::Tensor>&) {
         if (const auto alive = zero.lock()) {

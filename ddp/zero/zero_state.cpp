@@ -13,13 +13,12 @@
 
 // Note [State of a divided optimizer]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// What an optimizer knows of a parameter is read by dtensor::
-// optimizer_state_dict(), from the bucket's optimizer for the parts that this
-// rank holds. For the others there is an optimizer of tensors without rows,
-// made for the occasion: it has the same keys and dtypes, and empty moments,
-// which are this rank's parts. Moments then get the parameter's placements and,
-// over dp, the part's. Numbers (how many steps a parameter has taken) are those
-// of one rank that holds the parameter, for all.
+// dtensor::optimizer_state_dict() reads the state of the parts that this rank
+// holds from the bucket's optimizer. For the other parts it reads a temporary
+// optimizer of tensors without rows, which has the same keys and dtypes and
+// empty moments: this rank's shards. The moments then get the parameter's
+// placements and, over dp, the placement of the part. Scalars, such as the step
+// count of a parameter, are taken from one rank that holds the parameter.
 
 namespace weft::ddp {
 namespace {
@@ -33,7 +32,6 @@ bool is_lead(const ZeroEntry& entry, int64_t rank) {
   return rank == (entry.part.kind == Kind::kOwned ? entry.part.owner : 0);
 }
 
-/// What a rank holds of a parameter that is another's.
 at::Tensor without_rows(const ZeroEntry& entry) {
   const auto local = data_parallel::local_part(entry.parameter);
   auto sizes = local.sizes().vec();
@@ -51,7 +49,8 @@ bool holds_state(ZeroBucket& bucket, const ZeroEntry& entry) {
          dtensor::has_optimizer_state(found->second.get());
 }
 
-// SGD with dampening has a momentum only after its first step.
+// Takes a step. SGD with dampening creates its momentum only in a step with a
+// gradient.
 void make_state(LocalOptimizer& inner) {
   for (auto& group : inner.optimizer->param_groups()) {
     const auto* sgd =
@@ -113,8 +112,8 @@ bool ZeroStateAccess::is_to_be_loaded(const ZeroEntry& entry) const {
   return to_be_loaded_ && dtensor::holds_state(*to_be_loaded_, name_of(entry));
 }
 
-// A state that says of which of the reader's parameters something will be
-// loaded, for dtensor::optimizer_state_dict().
+// Returns a state for dtensor::optimizer_state_dict() that marks the reader's
+// parameters for which state will be loaded.
 dtensor::StateDict ZeroStateAccess::held_by(const Reader& reader) const {
   dtensor::StateDict held;
   for (size_t i = 0; i < reader.entries.size(); ++i) {
@@ -143,8 +142,8 @@ void ZeroStateAccess::add_held(ZeroBucket& bucket) {
   }
 }
 
-// What a parameter's holder has of it from before it was frozen has the same
-// keys on all replicas.
+// Finds frozen parameters for which a rank has state, e.g. from before they
+// were frozen, so that all replicas have the same keys.
 void ZeroStateAccess::note_frozen_state(std::vector<ZeroBucket>& buckets) {
   std::vector<const ZeroEntry*> frozen;
   std::vector<int64_t> flags;
@@ -221,7 +220,7 @@ at::Tensor ZeroStateAccess::place(
       dtensor::dense_strides(parameter.sizes(), parameter.strides()));
 }
 
-// An error calls the parameter by its name in the module.
+// Errors show the parameter's name in the module.
 dtensor::StateDict ZeroStateAccess::state_of(
     const Reader& reader,
     LocalOptimizer& inner) const {
@@ -246,7 +245,7 @@ void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
   auto& inner = reader.inner ? *reader.inner : reader.rest;
   reader.keys.clear();
   for (const auto& [key, value] : state_of(reader, inner)) {
-    // "state.p3.exp_avg", "param_groups.p3.lr".
+    // The keys are e.g. "state.p3.exp_avg" and "param_groups.p3.lr".
     const auto begin = key.find('.') + 1;
     const auto end = key.find('.', begin);
     const auto& entry =
@@ -264,7 +263,7 @@ void ZeroStateAccess::read(Reader& reader, dtensor::StateDict& result) {
   }
 }
 
-// An error on one rank becomes one on all.
+// Throws on all replicas if one of them has an error.
 void ZeroStateAccess::agree(const std::exception_ptr& error) {
   const auto failed = at::full({1}, error ? 1 : 0, at::kLong).to(device_);
   dp_.group(int64_t{0})

@@ -42,14 +42,13 @@ std::vector<uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-/// The store of the launcher, as c10d sees it.
 class LinkStore final : public c10d::Store {
  public:
   explicit LinkStore(std::shared_ptr<LighthouseLink> link)
       : link_(std::move(link)) {}
 
-  /// Requests of several threads do not wait for each other, so no second
-  /// connection is needed.
+  /// The copy shares the connection, because requests of several threads do not
+  /// wait for each other.
   c10::intrusive_ptr<c10d::Store> clone() override {
     auto copy = c10::make_intrusive<LinkStore>(link_);
     copy->setTimeout(getTimeout());
@@ -122,7 +121,7 @@ std::shared_ptr<LighthouseLink> LighthouseLink::from_env() {
         "[lighthouse] this process has no connection to a lighthouse. Start it "
         "with weftrun --replica-size N");
   }
-  // It is for this process alone.
+  // Processes that this one starts must not use the connection.
   mesh::env::unset(kFd);
   ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
   return std::make_shared<LighthouseLink>(
@@ -220,7 +219,7 @@ void LighthouseLink::read() {
       }
     }
   } catch (const lighthouse::WireError&) {
-    // As if the connection were closed.
+    // A malformed message counts as a closed connection.
   }
   const std::lock_guard lock(mutex_);
   is_closed_ = true;

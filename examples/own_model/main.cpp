@@ -1,6 +1,6 @@
-// A model of one's own, trained on the bytes of a file over a dp x tp mesh:
+// A user-defined model, trained on the bytes of a file over a dp x tp mesh:
 //   weftrun --nproc-per-node 4 -- own_model --tp=2 --steps=100 TEXT_FILE
-// docs/your_own_model.md walks through it.
+// docs/your_own_model.md explains it.
 
 #include <algorithm>
 #include <cstdio>
@@ -39,7 +39,7 @@ using Model = TransformerImpl;
 using DDP = weft::ddp::DistributedDataParallel<Model>;
 using Flags = std::map<std::string, std::string>;
 
-constexpr int64_t kSamples = 12; // a step, over all replicas
+constexpr int64_t kSamples = 12; // per step, over all replicas
 constexpr int64_t kContext = Config().context;
 
 std::shared_ptr<Model> make_model(const Flags& flags, const DeviceMesh& mesh) {
@@ -65,7 +65,7 @@ std::shared_ptr<Model> make_model(const Flags& flags, const DeviceMesh& mesh) {
   return model;
 }
 
-/// Starts from the weights of another run, which had no adapters.
+/// Loads the weights of another run, which had no adapters.
 void load_weights(const DDP& ddp, const std::string& folder) {
   auto weights = ddp.state_dict();
   std::erase_if(weights, [](const auto& item) {
@@ -102,7 +102,8 @@ int64_t resume(
 /// Returns the loss of this replica's samples [count, kContext + 1].
 at::Tensor loss_of(DDP& ddp, const at::Tensor& rows, bool bf16) {
   const dtensor::Autocast autocast(at::kCPU, at::kBFloat16, bf16);
-  // The targets are plain tensors, the same on all ranks of a replica.
+  // The targets are plain tensors with the same values on all ranks of a
+  // replica.
   const dtensor::ImplicitReplication whole_targets;
   const auto logits = ddp(rows.slice(/*dim=*/1, 0, kContext));
   return torch::nn::functional::cross_entropy(
@@ -149,7 +150,7 @@ void run(const Flags& flags) {
   }
 }
 
-/// `--name=value` and `--name` by name; what is neither is the text.
+/// Returns `--name=value` and `--name` by name. Any other argument is the text.
 Flags parse(std::span<char*> arguments) {
   Flags flags{{"tp", "1"}, {"steps", "20"}, {"text", __FILE__}};
   for (const std::string argument : arguments) {

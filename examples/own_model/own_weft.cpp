@@ -1,6 +1,6 @@
-// `weft` with a model of one's own, which recipes call own_transformer:
+// `weft` with a user-defined model, which recipes call own_transformer:
 //   weftrun --nproc-per-node 4 -- own_weft train own_weft.yaml mesh.tp=2
-// docs/your_own_model.md walks through it.
+// docs/your_own_model.md explains it.
 
 #include <memory>
 

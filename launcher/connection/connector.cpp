@@ -50,7 +50,8 @@ void Connector::tick() {
   if (!fd_) {
     finish(ConnectResult::kUnreachable, std::strerror(error_));
   } else if (Clock::now() >= deadline_) {
-    // A stopped or busy weftrun is as silent as another's program.
+    // The silent peer may be a weftrun that is stopped or busy, so the result
+    // is one after which the caller retries.
     finish(
         ConnectResult::kUnreachable,
         state_ == State::kConnecting ? "no answer" : "it says nothing");
@@ -73,7 +74,7 @@ void Connector::handle() {
     size = sizeof(peer);
     if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&peer), &size) !=
         0) {
-      return; // not yet
+      return; // The connection is not established yet.
     }
     state_ = State::kChallenge;
     deadline_ = Clock::now() + kPatience;
@@ -85,7 +86,8 @@ void Connector::handle() {
   }
 }
 
-/// Whether `incoming_` has all `size` bytes of a message.
+/// Receives more of a message. Returns true if `incoming_` has all its `size`
+/// bytes.
 bool Connector::receive(size_t size) {
   std::array<char, kAnswerSize> buffer;
   const ssize_t got =
@@ -110,7 +112,7 @@ void Connector::answer() {
   }
   incoming_.clear();
   answer_ = make_answer(claim_, challenge_, view(key_));
-  // So short that a new connection takes it whole.
+  // The answer is so short that a new connection accepts all of it at once.
   if (send(fd_.get(), answer_.data(), answer_.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(answer_.size())) {
     finish(ConnectResult::kUnreachable, std::strerror(errno));

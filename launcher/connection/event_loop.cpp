@@ -60,11 +60,13 @@ void EventLoop::dispatch() {
   const int count =
       epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), 0);
   for (int i = 0; i < count; ++i) {
-    // One handler may have forgotten the next one's descriptor, or closed it
-    // and opened another of its number: a call too many only finds nothing.
+    // An earlier handler of this loop may have removed this descriptor, or
+    // closed it and opened another one with the same number. Then the call is
+    // redundant, and the handler finds nothing to read.
     const auto found = handlers_.find(ready[i].data.fd);
     if (found != handlers_.end()) {
-      const auto handler = found->second; // lives through its own end
+      // The copy keeps the handler alive if it removes itself.
+      const auto handler = found->second;
       (*handler)(ready[i].events);
     }
   }

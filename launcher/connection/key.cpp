@@ -26,9 +26,9 @@ void check(bool ok) {
   }
 }
 
-/// What is used of libcrypto. Loading it takes longer than all else that
-/// weftrun does before it starts its workers, and one host never needs it: it
-/// is loaded with the first digest.
+/// The functions that are used of libcrypto, which is loaded with the first
+/// digest. Loading takes longer than everything else that weftrun does before
+/// it starts its workers, and a run on one host never needs it.
 struct OpenSsl {
   decltype(&::EVP_sha256) evp_sha256;
   decltype(&::EVP_Digest) digest;

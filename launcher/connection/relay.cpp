@@ -52,7 +52,7 @@ void Relay::handle() {
   watch(other, one);
 }
 
-/// False once the pair is broken.
+/// Moves bytes in one direction. Returns false if the pair is broken.
 bool Relay::move(End& from, End& to) {
   if (from.pending.empty() && !from.at_end) {
     from.pending.resize(kChunk);

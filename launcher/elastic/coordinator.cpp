@@ -16,10 +16,11 @@
 namespace weft::launcher {
 namespace {
 
-/// How often the time alone is looked at.
+/// The interval at which the lighthouse is updated without events.
 constexpr std::chrono::milliseconds kUpdateInterval{20};
 
-/// Greater than that of any lighthouse before, on this host.
+/// Returns a ballot that is greater than that of every earlier lighthouse on
+/// this host.
 uint64_t ballot_of_start() {
   return static_cast<uint64_t>(
       std::chrono::system_clock::now().time_since_epoch().count());
@@ -76,7 +77,8 @@ void Coordinator::set(const std::string& key, const std::string& value) {
        .value = value});
 }
 
-/// The first reason is the right one.
+/// Records why a group has ended. Later reasons are ignored, because they are
+/// consequences.
 void Coordinator::note_end(lighthouse::GroupId group, const std::string& why) {
   if (noted_ends_.insert(group).second) {
     set(lighthouse::ended_key(group),
@@ -103,7 +105,8 @@ void Coordinator::handle(int local_rank, uint32_t events) {
       take(local_rank, *message);
     }
   } catch (const lighthouse::WireError&) {
-    return disconnect(local_rank); // It hears of that.
+    // The worker notices the closed connection.
+    return disconnect(local_rank);
   }
   if (!is_open) {
     disconnect(local_rank);
@@ -145,7 +148,7 @@ void Coordinator::send(int local_rank, const lighthouse::Message& message) {
   }
   found->second.outgoing += lighthouse::encode(message);
   if (!write_some(found->second)) {
-    // The reader finds the end of the connection.
+    // read_some() will notice the end of the connection.
     found->second.outgoing.clear();
   }
 }

@@ -24,8 +24,8 @@ class HelpFormatter : public CLI::Formatter {
   }
 };
 
-/// Adds flags that take a value, or none if bound to a bool, each with its
-/// environment variable.
+/// The flags and their environment variables. A flag that is bound to a bool
+/// takes no value.
 class FlagTable {
  public:
   explicit FlagTable(CLI::App& app) : app_(app) {}
@@ -233,8 +233,9 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
-/// The arguments up to the program, each as --name or --name=value with
-/// dashes; CLI11 alone cannot tell an unknown flag from the program's.
+/// The arguments up to the program, each as --name or --name=value with dashes,
+/// and the program's command. CLI11 cannot distinguish an unknown flag from the
+/// program's flags.
 struct SplitArguments {
   std::vector<std::string> flags;
   std::vector<std::string> command;
@@ -260,7 +261,7 @@ SplitArguments split(
     std::string name = argument.substr(0, name_end);
     std::ranges::replace(name, '_', '-');
     const CLI::Option* option = app.get_option_no_throw(name);
-    if (option == nullptr && !is_long) { // -r3
+    if (option == nullptr && !is_long) { // a value without a blank: -r3
       name_end = 2;
       option = app.get_option_no_throw(name.substr(0, 2));
     }
@@ -277,7 +278,7 @@ SplitArguments split(
       }
       value = arguments[i];
     }
-    // An empty value, as an unset shell variable gives, leaves the default.
+    // An empty value, e.g. of an unset shell variable, keeps the default.
     if (!value) {
       split.flags.push_back(name);
     } else if (!value->empty()) {
@@ -295,8 +296,8 @@ CommandLine read_command_line(int argc, const char* const* argv) {
   const auto app = make_app(line.flags);
   SplitArguments arguments =
       split(*app, std::vector<std::string>(argv + 1, argv + argc));
-  // A flag wins over PET_SHUTDOWN_TIMEOUT, which wins over torchrun's own
-  // variable for it.
+  // PET_SHUTDOWN_TIMEOUT overrides torchrun's own variable, and a flag
+  // overrides both.
   const char* timeout = std::getenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
   const char* pet_timeout = std::getenv("PET_SHUTDOWN_TIMEOUT");
   if (timeout != nullptr && *timeout != '\0' &&
@@ -305,7 +306,7 @@ CommandLine read_command_line(int argc, const char* const* argv) {
         arguments.flags.begin(), std::string("--shutdown-timeout=") + timeout);
   }
   try {
-    std::ranges::reverse(arguments.flags); // as CLI11 wants a vector
+    std::ranges::reverse(arguments.flags); // CLI11 requires the reverse order.
     app->parse(arguments.flags);
   } catch (const CLI::CallForHelp&) {
     line.text = app->help();
@@ -320,7 +321,7 @@ CommandLine read_command_line(int argc, const char* const* argv) {
 
 namespace {
 
-/// torchrun's flags that mean nothing to a launcher of programs.
+/// The flags of torchrun that do not apply to a launcher of programs.
 constexpr std::array<std::string_view, 8> kNotApplicable{
     "-m",
     "--module",
@@ -336,7 +337,7 @@ constexpr std::array<std::string_view, 8> kNotApplicable{
 std::string nearest_flag(
     std::string_view flag,
     const std::vector<std::string>& valid) {
-  // What MPI's launchers call it.
+  // MPI's launchers use these names.
   if (flag == "-n" || flag == "-np" || flag == "--np") {
     return "--nproc-per-node";
   }

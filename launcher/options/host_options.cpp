@@ -111,8 +111,8 @@ int whole(const std::string& key, const std::string& value, int least) {
   return *number;
 }
 
-/// One setting of --rdzv-conf. Those of torchrun that have no meaning here are
-/// accepted.
+/// Sets one value of --rdzv-conf. Accepts torchrun's keys that have no meaning
+/// here.
 void set(const std::string& key, const std::string& value, HostOptions& out) {
   constexpr double kDay = 86400;
   constexpr std::array<std::string_view, 6> kUnused{

@@ -5,7 +5,7 @@
 namespace weft::launcher {
 namespace {
 
-/// What a terminal would show of a line with carriage returns.
+/// Returns what a terminal would show of a line with carriage returns.
 std::string_view visible(std::string_view line) {
   while (line.ends_with('\r')) {
     line.remove_suffix(1);

@@ -17,11 +17,12 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kReadBytes = 1 << 16;
-/// How long a pipe that is held open may delay the end.
+/// The longest wait for a pipe that another process holds open after its worker
+/// has ended.
 constexpr milliseconds kQuiet{200};
 
 base::UniqueFd create_file(const std::filesystem::path& path) {
-  // O_APPEND: a worker may hand the file on to processes of its own.
+  // O_APPEND is needed if a worker passes the file to processes of its own.
   base::UniqueFd fd(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
   if (!fd) {
@@ -65,7 +66,6 @@ std::string expand_prefix(
   return prefix;
 }
 
-/// A file, written through a sink.
 struct Output::File {
   explicit File(const std::filesystem::path& path)
       : fd(create_file(path)), sink(fd.get()) {}
@@ -74,7 +74,6 @@ struct Output::File {
   Sink sink;
 };
 
-/// A file for those lines of all workers that match.
 struct Output::Filtered {
   Filtered(const LineFilter& lines, const std::filesystem::path& path)
       : filter(lines), file(path) {}
@@ -83,9 +82,9 @@ struct Output::Filtered {
   File file;
 };
 
-/// A pipe from one stream of one worker, and where its bytes go.
+/// A pipe from one stream of one worker, and the destinations of its bytes.
 struct Output::Pipe {
-  /// The line as it is to be shown; a copy goes to `filtered`.
+  /// Returns the line as it is shown. Writes it to `filtered` if it matches.
   std::string prefixed(std::string_view line) {
     std::string text = prefix;
     text += line;
@@ -99,7 +98,8 @@ struct Output::Pipe {
   base::UniqueFd read_end;
   /// nullptr means that output is not shown.
   Sink* console = nullptr;
-  /// With --tee: then only whole lines go to the console and `filtered`.
+  /// The log file with --tee. Then only complete lines go to the console and to
+  /// `filtered`.
   std::unique_ptr<File> file;
   std::string prefix;
   LineBuffer lines{kReadBytes};
@@ -137,7 +137,8 @@ void Output::begin_attempt(int first_rank, LocalRanks workers) {
   for (int rank = workers.first; rank < workers.end(); ++rank) {
     tails_[static_cast<size_t>(rank)] = LineTail();
   }
-  // Where all workers start together, each attempt has its files.
+  // If all workers start together, each attempt has its own files. Otherwise
+  // the first files remain.
   if (workers.count < options_.worker_count && filtered_folder_) {
     return;
   }
@@ -191,7 +192,8 @@ base::UniqueFd Output::open_pipe(int local_rank, int stream) {
   auto pipe = std::make_unique<Pipe>();
   pipe->local_rank = local_rank;
   pipe->read_end = base::UniqueFd(ends[0]);
-  fcntl(ends[0], F_SETFL, O_NONBLOCK); // our end; the worker's end blocks
+  // Only this end is non-blocking. The worker's end blocks.
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
   const bool is_error = stream == StreamSelection::kStderr;
   if (shown(local_rank)) {
     pipe->console = is_error ? &console_error_ : &console_output_;
@@ -220,7 +222,8 @@ bool Output::move(int fd, milliseconds timeout, bool even_if_full) {
   std::vector<pollfd> polled{{.fd = fd, .events = POLLIN, .revents = 0}};
   std::vector<Pipe*> readable;
   for (const auto& pipe : pipes_) {
-    // A console that is behind makes its workers wait, as it would directly.
+    // Does not read if the console is behind. The worker then blocks, as it
+    // would if it wrote to the console directly.
     const bool held = pipe->console != nullptr && pipe->console->full();
     if (pipe->read_end && (even_if_full || !held)) {
       readable.push_back(pipe.get());
@@ -235,7 +238,7 @@ bool Output::move(int fd, milliseconds timeout, bool even_if_full) {
   }
   if (poll(polled.data(), polled.size(), static_cast<int>(timeout.count())) <=
       0) {
-    return false; // a timeout, or EINTR: the caller comes again
+    return false; // After a timeout or EINTR the caller calls again.
   }
   console_output_.write_some();
   console_error_.write_some();

@@ -21,8 +21,8 @@ bool is_regular_file(int fd) {
 
 } // namespace
 
-// A pipe that polls as writable takes PIPE_BUF bytes without blocking; a file
-// takes any number.
+// A pipe that poll() reports as writable takes PIPE_BUF bytes without blocking.
+// A file takes any number.
 Sink::Sink(int fd)
     : fd_(fd), piece_(is_regular_file(fd) ? SIZE_MAX : PIPE_BUF) {}
 

@@ -33,7 +33,8 @@ AddressInfo resolve(const std::string& address, int port) {
   const std::string service = std::to_string(port);
   addrinfo* found = nullptr;
   int error = getaddrinfo(host.c_str(), service.c_str(), &hints, &found);
-  if (error == EAI_NONAME) { // a name: ask the resolver
+  if (error == EAI_NONAME) {
+    // The host is a name, so this asks the resolver.
     hints.ai_flags = AI_NUMERICSERV;
     error = getaddrinfo(host.c_str(), service.c_str(), &hints, &found);
   }
@@ -47,7 +48,8 @@ AddressInfo resolve(const std::string& address, int port) {
   return {found, &freeaddrinfo};
 }
 
-/// base::loopback_fault() of an address that may be none of loopback.
+/// Returns base::loopback_fault() of an address. Empty if it is not a loopback
+/// address.
 std::string loopback_fault(const sockaddr& address) {
   char text[INET6_ADDRSTRLEN] = "";
   const bool is_v6 = address.sa_family == AF_INET6;
@@ -71,7 +73,6 @@ int bound_port(int fd) {
           : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
-/// The inode of the socket that listens at `port`, or an empty string.
 std::string listening_inode(int port) {
   const std::string suffix = fmt::format(":{:04X}", port);
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
@@ -95,8 +96,8 @@ std::string claim_name(int port) {
   return fmt::format("weftrun-master-port-{}", port);
 }
 
-/// The inode of the socket by which a launcher claims `port`, or an empty
-/// string.
+/// Returns the inode of the socket with which a launcher claims `port`, or an
+/// empty string.
 std::string claiming_inode(int port) {
   std::ifstream file("/proc/net/unix");
   for (std::string line; std::getline(file, line);) {
@@ -154,18 +155,18 @@ std::string describe_port_owner(int port) {
 
 // Note [Reserved master port]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Weft's rank 0 serves the store on the socket that it inherits, but other
-// programs (torch's TCPStore among them) bind MASTER_PORT themselves. A socket
-// that is bound and does not listen serves both: the kernel gives its port to
-// nobody who asks for any free one, and lets a socket with SO_REUSEADDR listen
-// there by name. It would let a second launcher that is given the same port
-// bind too, so each launcher also claims the port by a name in the abstract
-// namespace of Unix sockets, which belongs to the network namespace, as ports
-// do, and goes with its owner.
+// Weft's rank 0 serves the store on the socket that it inherits. Other
+// programs, such as torch's TCPStore, bind MASTER_PORT themselves. A socket
+// that is bound and does not listen serves both: the kernel does not give its
+// port to a process that asks for any free port, and lets a socket with
+// SO_REUSEADDR listen at it. But the kernel would also let a second launcher
+// with the same port bind it. So each launcher also claims the port by a name
+// in the abstract namespace of Unix sockets, which belongs to the network
+// namespace, as ports do, and disappears with its owner.
 
 MasterSocket::MasterSocket(const std::string& address, int port) {
-  // The kernel may give a port that a launcher still claims, whose rank 0 has
-  // ended.
+  // The kernel may return a port that another launcher still claims after its
+  // rank 0 has ended, so this tries again.
   constexpr int kAttempts = 100;
   for (int i = 0; i < (port == 0 ? kAttempts : 1); ++i) {
     bind_to(address, port);
@@ -189,7 +190,8 @@ void MasterSocket::bind_to(const std::string& address, int port) {
     const int on = 1;
     setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   };
-  if (port != 0) { // connections of an ended run may linger in TIME_WAIT
+  if (port != 0) {
+    // Connections of an earlier run may still be in TIME_WAIT.
     reuse();
   }
   if (bind(fd_.get(), info->ai_addr, info->ai_addrlen) != 0) {

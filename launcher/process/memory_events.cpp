@@ -19,10 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Version 1 writes "no limit" as a number near the largest one.
+/// cgroup v1 writes "no limit" as a number near the largest int64.
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
-/// The number in a line "<key> <number>".
+/// Returns the number in a line "<key> <number>".
 std::optional<int64_t> value_of(const fs::path& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -50,7 +50,8 @@ struct Path {
   bool is_v2 = false;
 };
 
-/// From lines "4:memory:/a/b" or, in version 2, "0::/a/b".
+/// Returns the path from lines "4:memory:/a/b" of cgroup v1, or "0::/a/b" of
+/// v2.
 std::optional<Path> path_in_hierarchy(const fs::path& cgroups) {
   std::ifstream file(cgroups);
   std::optional<Path> unified;
@@ -76,7 +77,7 @@ struct Mount {
   std::string folder;
 };
 
-/// From lines "35 31 0:32 <root> <folder> rw,... - cgroup cgroup rw,memory".
+/// Reads lines "35 31 0:32 <root> <folder> rw,... - cgroup cgroup rw,memory".
 std::optional<Mount> mount_of(const fs::path& mounts, bool is_v2) {
   std::ifstream file(mounts);
   for (std::string line; std::getline(file, line);) {
@@ -113,7 +114,8 @@ std::optional<MemoryCgroup> memory_cgroup(pid_t pid, const fs::path& proc) {
   }
   std::string& path = found->path;
   if (mount->root != "/" && path.starts_with(mount->root)) {
-    path.erase(0, mount->root.size()); // a container sees a part of the tree
+    // A container sees only a part of the hierarchy.
+    path.erase(0, mount->root.size());
   }
   MemoryCgroup cgroup{
       .folder = mount->folder + path,
@@ -136,7 +138,8 @@ std::optional<int64_t> memory_limit(const MemoryCgroup& cgroup) {
   std::optional<int64_t> limit;
   for (fs::path folder = cgroup.folder;; folder = folder.parent_path()) {
     const auto value = base::parse_leading_int<int64_t>(
-        base::first_line(folder / name).value_or("")); // none in "max"
+        // The text "max" has no number.
+        base::first_line(folder / name).value_or(""));
     if (value && *value < kNoLimit) {
       limit = std::min(*value, limit.value_or(*value));
     }
@@ -158,13 +161,16 @@ KernelLog::KernelLog(const fs::path& path)
 }
 
 bool KernelLog::reports_oom_kill(pid_t pid) {
-  std::array<char, 8192> record; // one a call
+  // Each read() returns one record.
+  std::array<char, 8192> record;
   while (fd_) {
     const ssize_t size = read(fd_.get(), record.data(), record.size());
     if (size > 0) {
       text_.append(record.data(), static_cast<size_t>(size));
     } else if (size == 0 || (errno != EPIPE && errno != EINTR)) {
-      break; // EPIPE: some were overwritten before they were read
+      // EPIPE does not end the loop. It means that records were overwritten
+      // before they were read.
+      break;
     }
   }
   std::istringstream lines(text_);

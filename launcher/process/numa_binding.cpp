@@ -26,7 +26,6 @@ Cpus common(const Cpus& a, const Cpus& b) {
   return result;
 }
 
-/// The host's files, as far as a binding reads them.
 class Topology {
  public:
   explicit Topology(const NumaHost& host)
@@ -38,7 +37,8 @@ class Topology {
           system_ / "node" / fmt::format("node{}", node) / "cpulist");
       nodes_[node] = common(parse_cpu_list(cpus.value_or("")), allowed_);
     }
-    // Some nodes are memory alone, and a container may not see the others.
+    // Removes nodes without usable CPUs. Some nodes have only memory, and a
+    // container may not be allowed to use others.
     std::erase_if(nodes_, [](const auto& node) { return node.second.empty(); });
     if (nodes_.empty()) {
       nodes_[0] = allowed_;
@@ -52,7 +52,7 @@ class Topology {
         base::first_line(of_cpu(cpu) / "topology/physical_package_id");
     return base::parse_leading_int<int>(text.value_or("0")).value_or(0);
   }
-  /// Groups of the CPUs that share a core, by their first one.
+  /// Returns the CPUs by core. The key is the first CPU of the core.
   std::map<int, Cpus> cores(const Cpus& cpus) const {
     std::map<int, Cpus> groups;
     for (const int cpu : cpus) {
@@ -62,7 +62,8 @@ class Topology {
     }
     return groups;
   }
-  /// Groups of those that share the last cache, the largest group first.
+  /// Returns the groups of CPUs that share the last-level cache, the largest
+  /// first.
   std::vector<Cpus> complexes(const Cpus& cpus) const {
     std::map<int, Cpus> groups;
     for (const int cpu : cpus) {
@@ -109,7 +110,7 @@ class Topology {
   std::map<int, Cpus> nodes_;
 };
 
-/// The node of each local rank.
+/// Returns the node of each local rank.
 std::vector<int>
 place(int worker_count, const NumaHost& host, const Topology& topology) {
   std::vector<int> with_cpus;
@@ -139,8 +140,8 @@ Cpus of_socket(int node, const Topology& topology) {
   return result;
 }
 
-/// Share `index` of `count` of the node's cores; the first ones get one more
-/// where they do not divide.
+/// Returns share `index` of `count` of the node's cores. The first shares get
+/// one more core if the number is not divisible.
 Cpus share_of(int node, int index, int count, const Topology& topology) {
   const auto cores = topology.cores(topology.nodes().at(node));
   const auto total = static_cast<int>(cores.size());
@@ -237,7 +238,7 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   for (const auto& address : addresses) {
     const auto text =
         base::first_line(root / "sys/bus/pci/devices" / address / "numa_node");
-    // -1 where there is one node.
+    // A host with one node has -1.
     nodes.push_back(std::max(
         0, base::parse_leading_int<int>(text.value_or("0")).value_or(0)));
   }
@@ -249,7 +250,8 @@ std::vector<int> device_numa_nodes(const fs::path& root, const char* visible) {
   for (std::string part; std::getline(list, part, ',');) {
     const auto index = base::parse_leading_int<int>(part);
     if (!index || *index < 0 || *index >= static_cast<int>(nodes.size())) {
-      break; // as CUDA reads it; a name instead of a number is not looked up
+      // CUDA also ends the list here. UUIDs are not looked up.
+      break;
     }
     chosen.push_back(nodes[static_cast<size_t>(*index)]);
   }

@@ -7,7 +7,8 @@
 namespace weft::launcher {
 namespace {
 
-/// A worker may move to a cgroup of its own when it starts.
+/// The first poll is early, because a worker may move to another cgroup when it
+/// starts.
 constexpr std::chrono::milliseconds kFirstPoll{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
@@ -42,7 +43,8 @@ void OomMonitor::poll() {
   for (const pid_t pid : pids_) {
     const auto cgroup = memory_cgroup(pid);
     const auto known = charged_.find(pid);
-    // Version 1 shows a dead process in the root: the last one counts.
+    // cgroup v1 shows a dead process in the root, so the last other cgroup is
+    // kept.
     if (!cgroup || (!cgroup->is_v2 && cgroup->folder == cgroup->mount / "") ||
         (known != charged_.end() &&
          known->second.cgroup.folder == cgroup->folder)) {

@@ -15,11 +15,12 @@ namespace weft::launcher {
 namespace {
 
 /// Reads process groups until the writer is gone, and returns those that are
-/// left. A negative number unregisters a group.
+/// still registered. A negative number unregisters a group.
 std::vector<pid_t> read_groups(int fd) {
   std::vector<pid_t> groups;
   for (;;) {
-    pid_t message = 0; // so small that a pipe never splits it
+    // A pipe never splits a message as small as this.
+    pid_t message = 0;
     const ssize_t size = read(fd, &message, sizeof(message));
     if (size < 0 && errno == EINTR) {
       continue;
@@ -36,8 +37,9 @@ std::vector<pid_t> read_groups(int fd) {
 }
 
 [[noreturn]] void reap_orphans(int fd, const std::filesystem::path& temporary) {
-  // Nothing of the run may hang on this process: no terminal, no pipe that a
-  // reader waits on, no working folder, no signal meant for weftrun.
+  // Detaches from the run, so that this process holds no terminal, no pipe
+  // whose end a reader waits for, and no working folder, and gets no signal
+  // meant for weftrun.
   setsid();
   (void)!chdir("/");
   prctl(PR_SET_NAME, "weft-guard");

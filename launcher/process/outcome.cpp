@@ -50,7 +50,8 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
   }
   const auto latest =
       std::ranges::min(failures, {}, &WorkerExit::when).when + kCauseWindow;
-  // One that failed before weftrun ended the others may have been slow to go.
+  // A worker that failed before weftrun stopped the others may have ended late,
+  // so it counts as a failure, too.
   for (const auto& exit : outcome.exits) {
     if (exit.code != 0 && exit.stopped && !was_stopped_by_launcher(exit)) {
       failures.push_back(exit);

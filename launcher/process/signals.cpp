@@ -72,8 +72,8 @@ SignalQueue::SignalQueue(const std::vector<int>& handled) {
     }
   }
   sigprocmask(SIG_BLOCK, &mask, &old_mask_);
-  // A shell starts background jobs with SIGINT ignored, and an ignored SIGCHLD
-  // would reap the workers unseen.
+  // A shell starts background jobs with SIGINT ignored. If SIGCHLD were
+  // ignored, the kernel would reap the workers.
   for (const int signal : handled_) {
     ::signal(signal, SIG_DFL);
   }

@@ -33,7 +33,8 @@ std::vector<std::string> listed_devices(const std::string& list) {
 void set_virtual_device(
     std::map<std::string, std::string>& variables,
     int local_rank) {
-  // Where each rank sees its own device alone, weft asks to be told.
+  // Each rank sees only its own device, so it must use device 0. weft requires
+  // this variable for that.
   variables.try_emplace("WEFT_CUDA_DEVICE", "0");
   const auto hip = variables.find(kHip);
   const bool has_hip = hip != variables.end() && !hip->second.empty();

@@ -24,7 +24,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-/// Runs in the child of a process that may have threads: allocates nothing.
+/// Runs in the child between fork and exec. It must not allocate memory,
+/// because the launcher may have threads.
 [[noreturn]] void run_child(
     const WorkerSpec& spec,
     const std::vector<char*>& arguments,
@@ -36,10 +37,11 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   setsid();
   guard.register_self();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launcher) { // it died before prctl could see it
+  if (getppid() != launcher) {
+    // The launcher died before prctl() took effect.
     _exit(128 + SIGKILL);
   }
-  // Descriptors 0 to 2 are open in the launcher, so the others lie above.
+  // Descriptors 0 to 2 are open in the launcher, so these are above 2.
   const int streams[] = {
       spec.standard_input, spec.standard_output, spec.standard_error};
   for (int target = 0; target < 3; ++target) {

@@ -6,7 +6,8 @@ namespace weft::launcher {
 namespace {
 
 constexpr std::chrono::seconds kBetweenNotes{10};
-/// A peer that can choose its address could make each refusal a new one.
+/// The most distinct refusals that are logged at once. Without a limit, a peer
+/// that can choose its address could make each refusal a new one.
 constexpr size_t kMaxAtOnce = 16;
 
 const char* describe(AuthFailure refusal) {

@@ -17,7 +17,8 @@ using std::chrono::milliseconds;
 constexpr size_t kMaxUnauthenticatedPeers = 64;
 constexpr size_t kMaxStreams = 16384;
 constexpr std::chrono::seconds kAnswerTime{2};
-/// At most so many at a time: the loop has other work, too.
+/// The most connections that are accepted per call, because the event loop has
+/// other work, too.
 constexpr int kAccepts = 32;
 constexpr milliseconds kStoreRetry{5};
 
@@ -81,7 +82,7 @@ void AuthListener::accept_some() {
 
 void AuthListener::send_challenge(base::UniqueFd fd) {
   if (unauthenticated_peers_.size() >= kMaxUnauthenticatedPeers) {
-    // The one that knows the token answers at once, so the oldest does not.
+    // A peer with the token answers at once, so the oldest peer has none.
     reject(unauthenticated_peers_.begin(), AuthFailure::kTooMany);
   }
   const Bits256 nonce = random_bits();
@@ -180,13 +181,15 @@ bool AuthListener::connect_store(Waiting& waiting) {
     return false;
   }
   const int state = connection_state(waiting.store.get());
-  if (state < 0) { // asked once: the kernel tells an error only once
+  if (state < 0) {
+    // The kernel reports a socket error only once.
     waiting.store.reset();
   }
   return state > 0;
 }
 
-/// Rank 0 may not serve the store yet.
+/// Connects the waiting streams whose next attempt is due. Rank 0 may not serve
+/// the store yet.
 void AuthListener::connect_waiting() {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (connect_store(*it)) {

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kLengthSize = 4;
 constexpr size_t kCodeSize = 32;
 constexpr uint32_t kMaxBytes = 64 * 1024;
-/// What may wait for a peer that does not read.
+/// The most bytes that are queued for a peer that does not read.
 constexpr size_t kMaxQueued = size_t{1024} * 1024;
 
 } // namespace
@@ -149,7 +149,8 @@ void ControlConnection::take_frames() {
       return;
     }
     if (text_of(message, "type") != "ping" && on_message_) {
-      const auto handler = on_message_; // may end this link's owner's interest
+      // The handler may replace on_message_ while it runs.
+      const auto handler = on_message_;
       handler(message);
     }
   }
@@ -180,8 +181,9 @@ void ControlConnection::on_disconnect(const std::string& why) {
   }
 }
 
-// Closing a socket with unread bytes resets the connection, and what was sent
-// last may then never be read.
+// Sends the queued messages and waits until the peer has closed its end.
+// Closing a socket with unread bytes resets the connection, and the peer may
+// then lose the last messages.
 void ControlConnection::finish(std::chrono::milliseconds patience) {
   if (!fd_) {
     return;

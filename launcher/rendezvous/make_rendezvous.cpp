@@ -47,7 +47,6 @@ bool may_be_host0(const HostOptions& hosts) {
       fmt::format("cannot listen at {}: {}.", where, std::strerror(error)));
 }
 
-/// A socket that listens at the endpoint, if this is host 0.
 base::UniqueFd listen_if_host0(const HostOptions& hosts) {
   if (!may_be_host0(hosts)) {
     return {};
@@ -59,7 +58,8 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
   const auto address = resolve(host, hosts.port, why);
   if (!address) {
     if (!must_be_host0(hosts)) {
-      return {}; // a name of another host, and its launcher's affair
+      // The name may be that of another host, whose launcher checks it.
+      return {};
     }
     throw LaunchError(fmt::format(
         "host 0's name '{}' cannot be resolved on this host ({}). Use a name "
@@ -67,7 +67,7 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
         host,
         why));
   }
-  // Debian's /etc/hosts gives a host's own name 127.0.1.1.
+  // Debian's /etc/hosts maps a host's own name to 127.0.1.1.
   if (address->is_loopback() && host != "localhost" && host != "::1" &&
       !host.starts_with("127.")) {
     throw LaunchError(fmt::format(

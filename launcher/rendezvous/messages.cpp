@@ -13,10 +13,10 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr Range kExitCodes{0, 255};
-/// More is no time that a weftrun would mean.
+/// A longer time is not from a weftrun.
 constexpr Range kMilliseconds{0, 24 * 60 * 60 * 1000};
 
-/// A failure has a line that reports it, whatever was sent.
+/// Returns the ERROR line of a failure, or a general one if the peer sent none.
 std::string error_line(int code, const std::string& line) {
   return code == 0 || line.starts_with("ERROR ")
              ? line

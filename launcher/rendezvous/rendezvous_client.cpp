@@ -17,10 +17,10 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRedial{200};
-/// A name that nobody knows for so long will stay unknown.
+/// The time after which a host name that cannot be resolved is an error.
 constexpr milliseconds kNamePatience = seconds(5);
-/// A gate under attack may hang up on friends; the same answer three times
-/// means us.
+/// The number of refusals after which the client gives up. A server with too
+/// many unauthenticated peers may also refuse a valid one.
 constexpr int kRefusals = 3;
 
 } // namespace
@@ -46,7 +46,8 @@ std::string RendezvousClient::endpoint() const {
 }
 
 void RendezvousClient::ready() {
-  forwarder_.reset(); // workers of an earlier start are gone
+  // The workers of the previous attempt have ended.
+  forwarder_.reset();
   if (link_) {
     link_->send({{"type", "ready"}});
   } else {

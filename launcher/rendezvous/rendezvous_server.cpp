@@ -73,7 +73,7 @@ void RendezvousServer::tick() {
   for (const auto& link : pending_clients_) {
     link->tick();
   }
-  // Members and guests that have left are dropped here, not in their handlers.
+  // Connections that were closed are removed here and not in their handlers.
   std::erase_if(
       pending_clients_, [](const auto& link) { return !link->is_open(); });
   if (phase_ == Phase::kWaitingForHosts) {
@@ -316,7 +316,7 @@ void RendezvousServer::start_if_all_are_ready() {
            {"restarts", place.restart_count}});
     }
   }
-  // The way on which the others came.
+  // The address at which the other hosts reached this one.
   place.bind_address = options_.hosts.local_addr.empty()
                            ? members_.back()->link->own_host()
                            : options_.hosts.local_addr;
@@ -327,7 +327,8 @@ void RendezvousServer::fail(Member& member, milliseconds age) {
   if (phase_ == Phase::kRunning) {
     member.report.failed = Clock::now() - age;
     if (!stop_at_) {
-      stop_at_ = Clock::now() + kCauseWindow; // as within a host
+      // This is the same delay as within a host.
+      stop_at_ = Clock::now() + kCauseWindow;
     }
   }
 }

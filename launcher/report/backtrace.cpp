@@ -22,7 +22,7 @@ struct Frame {
   int number = 0;
   std::string module;
   uint64_t offset = 0;
-  /// The symbol as found by the process. May be empty.
+  /// The symbol that the process found. May be empty.
   std::string symbol;
 };
 
@@ -73,7 +73,8 @@ std::string shorten(std::string name) {
   return name;
 }
 
-/// How every abort() ends, whatever it is about.
+/// Returns true if the symbol belongs to abort() or to throwing, whatever the
+/// cause.
 bool is_about_aborting(const std::string& symbol) {
   constexpr std::array<std::string_view, 7> kNames{
       "abort",
@@ -86,14 +87,16 @@ bool is_about_aborting(const std::string& symbol) {
   return std::ranges::find(kNames, symbol) != kNames.end();
 }
 
-/// glibc's and libstdc++'s inner functions have no name that is exported.
+/// Returns true if the frame is an internal function of glibc or libstdc++,
+/// which has no exported name.
 bool is_inner(const Frame& frame) {
   return frame.symbol.empty() &&
          (frame.module.find("/libc.so") != std::string::npos ||
           frame.module.find("/libstdc++.so") != std::string::npos);
 }
 
-/// The first frame of the one that aborted, or threw; all of them if none did.
+/// Returns the first frame of the function that called abort() or threw.
+/// Returns begin() if there is neither.
 std::vector<Frame>::const_iterator after_abort(
     const std::vector<Frame>& frames) {
   auto begin = frames.begin();
@@ -109,7 +112,7 @@ std::vector<Frame>::const_iterator after_abort(
 
 std::string show(const Frame& frame) {
   const std::string module = std::filesystem::path(frame.module).filename();
-  // A return address may lie behind its function.
+  // A return address may be behind the end of its function.
   const std::string symbol =
       !frame.symbol.empty()
           ? frame.symbol

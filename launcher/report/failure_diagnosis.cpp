@@ -18,8 +18,8 @@ bool contains_any(std::string_view text, auto&& stderr_text) {
   });
 }
 
-/// By the error file's message or, without one, the last lines of standard
-/// error.
+/// Returns the cause according to the message in the error file. Without one,
+/// uses the last lines of stderr.
 FailureCause find(const WorkerExit& exit, const ReportSources& sources) {
   std::string last_lines;
   for (const auto& line : sources.tail(exit.rank).lines()) {
@@ -27,7 +27,7 @@ FailureCause find(const WorkerExit& exit, const ReportSources& sources) {
   }
   const std::string message = sources.error(exit.rank).message;
   const FailureCause by_lines = diagnose_stderr(exit, last_lines);
-  // A crash handler's message says SIGABRT, and not what it was for.
+  // The message of a crash handler has SIGABRT and not the reason for it.
   const bool by_message =
       !message.empty() && by_lines != FailureCause::kBadAlloc;
   return by_message ? diagnose_stderr(exit, message) : by_lines;
@@ -49,7 +49,7 @@ FailureCause diagnose_stderr(
   constexpr std::array<std::string_view, 1> kTimedOutWords{"timed out after"};
   constexpr std::array<std::string_view, 3> kNoMemoryWords{
       "bad_alloc", "can't allocate memory", "out of memory"};
-  // A signal that it did not send itself has nothing to do with its words.
+  // A signal from another process is unrelated to the worker's output.
   if (exit.signal != 0 && exit.signal != SIGABRT) {
     return FailureCause::kNone;
   }

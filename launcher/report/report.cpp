@@ -59,7 +59,6 @@ std::string describe(const WorkerExit& exit) {
   return text;
 }
 
-/// Without bytes that could rewrite what a terminal shows.
 std::string printable(const std::string& line) {
   std::string result;
   for (const char c : line) {
@@ -117,7 +116,7 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-/// Whether standard error says already what the error file does.
+/// Returns true if stderr has all lines of the error file's message.
 bool is_said(
     const std::vector<std::string>& message,
     const std::vector<std::string>& said) {
@@ -148,8 +147,9 @@ std::string stderr_tail(int rank, const ReportSources& sources) {
   return text;
 }
 
-/// The cause's own ERROR line; else that of a rank that failed alike, as when
-/// only rank 0 says what all ranks found.
+/// Returns the ERROR line of the root cause. If it has none, returns that of a
+/// rank with the same exit code, because often only rank 0 prints what all
+/// ranks found.
 std::string workers_error_line(
     const Outcome& outcome,
     const WorkerExit* cause,
@@ -197,8 +197,9 @@ own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
       describe(*cause));
 }
 
-/// Whom the report is about: the root cause or, if a signal from outside ended
-/// the run, the first worker that did not end as asked.
+/// Returns the worker that the report is about. This is the root cause or, if a
+/// signal requested the end of the run, the first worker that did not end as
+/// requested.
 std::optional<WorkerExit> culprit(const Outcome& outcome) {
   if (outcome.requested_signal == 0) {
     return root_cause(outcome);

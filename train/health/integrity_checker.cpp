@@ -6,7 +6,8 @@
 namespace weft::train {
 namespace {
 
-// Of them 8 bytes a tensor: a few megabytes of the largest models.
+// The limit of records. A record has 8 bytes per tensor, so that all of them
+// take a few MB with the largest models.
 constexpr size_t kMaxRecords = 512;
 
 } // namespace
@@ -22,7 +23,7 @@ bool IntegrityChecker::is_due(int64_t step) const {
          step % recipe_.integrity_check.every == 0;
 }
 
-// Elsewhere it would wait for the device twice a step.
+// Hashing on another device than the CPU would block the host twice per step.
 bool IntegrityChecker::hashes_weights() const {
   return recipe_.integrity_check.hash_weights &&
          job_.mesh.world().device().is_cpu();
@@ -59,7 +60,7 @@ void IntegrityChecker::check(const TrainState& state) {
     record(state);
   }
   const auto numbers = all_numbers();
-  // All ranks may have written where they should not have.
+  // All replicas may have the same memory corruption.
   if (data_parallel::replicas_match(numbers, job_.mesh) && !corruption_) {
     compare_with_tie_record();
     history_.clear();
@@ -69,7 +70,8 @@ void IntegrityChecker::check(const TrainState& state) {
   throw_difference(numbers);
 }
 
-// What the optimizer keeps is there after the first update.
+// Lists the tensors again after the first update, which creates the state of
+// the optimizer.
 void IntegrityChecker::list_tensors() {
   const auto parameters_in_state = job_.optimizer->state().size();
   if (tensors_.empty() || parameters_in_state != parameters_in_state_) {
@@ -96,7 +98,8 @@ void IntegrityChecker::record(const TrainState& state) {
   history_.push_back(std::move(record));
 }
 
-// Whatever the distance between checks: older steps are dropped, every other.
+// Drops every second record if there are kMaxRecords. So the memory is bounded
+// for any number of steps between checks.
 void IntegrityChecker::halve_history() {
   if (history_.size() < kMaxRecords) {
     return;

@@ -1,5 +1,5 @@
-// What the integrity check does once something differs: who it is, and how far
-// apart.
+// The part of IntegrityChecker that runs after a difference was found. It
+// determines the ranks that are wrong and how far they deviate.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -16,7 +16,6 @@
 namespace weft::train {
 namespace {
 
-// The text of the mesh's first rank.
 std::string from_first_rank(
     const mesh::DeviceMesh& mesh,
     const std::string& own) {
@@ -45,7 +44,8 @@ void IntegrityChecker::throw_difference(
       job_.mesh.describe_rank()));
 }
 
-// The oldest of all ranks', and the one that found the same.
+// Returns the earliest corruption that any rank found, with all ranks that
+// found it.
 std::optional<Divergence> IntegrityChecker::memory_corruption() const {
   std::vector<int64_t> own{-1, 0, 0};
   if (corruption_) {
@@ -100,7 +100,8 @@ Divergence IntegrityChecker::difference(
   return found;
 }
 
-// From any copy: the distance is the same both ways.
+// Measures how far the copies differ. The first rank is the reference, because
+// |a - b| does not depend on which copy is wrong.
 void IntegrityChecker::measure(Divergence& found, size_t tensor) const {
   const auto& item = tensors_.at(tensor);
   bool has_copies = false;
@@ -150,7 +151,7 @@ void IntegrityChecker::read_tie_record(int64_t step) {
   }
 }
 
-// All ranks hold the record, and have the same history.
+// All ranks have the same record and history, so they return at the same place.
 void IntegrityChecker::compare_with_tie_record() {
   if (!tie_record_) {
     return;
@@ -174,7 +175,7 @@ void IntegrityChecker::compare_with_tie_record() {
   }
   if (job_.mesh.rank() == 0) {
     log_line_(describe_replay(*tie_record_, now));
-    std::error_code ignored; // It is no longer ahead.
+    std::error_code ignored; // the run has passed the step of the record
     std::filesystem::remove(tie_record_path(recipe_), ignored);
   }
   tie_record_.reset();

@@ -32,8 +32,7 @@ double sum_of_part(const at::Tensor& tensor) {
   return part.is_floating_point() ? part.sum().item<double>() : 0;
 }
 
-// The largest magnitude of what this rank holds of a tensor; NaN if there is
-// one.
+// Returns the largest magnitude in the local tensor, or NaN if it contains one.
 double largest(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return 0;
@@ -53,12 +52,12 @@ double norm_of_part(const at::Tensor& tensor) {
 }
 
 std::string number_text(double value) {
-  // A NaN's sign says nothing.
+  // The sign of a NaN has no meaning.
   return std::isnan(value) ? "nan" : fmt::format("{:.4g}", value);
 }
 
-// Parameters by name, and their place counted from the loss: backward comes to
-// the last ones first.
+// The parameters by name, with their positions counted from the loss. Backward
+// computes the gradients of the last parameters first.
 class DistanceFromLoss {
  public:
   explicit DistanceFromLoss(const torch::nn::Module& module) {
@@ -123,8 +122,9 @@ std::optional<NonFiniteFinding> find_loss(
   return std::nullopt;
 }
 
-// Of gradients that were reduced together, the one that is not finite and
-// nearest to the loss; if all are, the largest.
+// Returns the parameter with a non-finite gradient that is nearest to the loss,
+// of those that were reduced together. If all gradients are finite, returns the
+// one with the largest magnitude.
 NonFiniteFinding worst_gradient(
     const DistanceFromLoss& parameters,
     const std::vector<std::string>& names) {
@@ -147,8 +147,8 @@ NonFiniteFinding worst_gradient(
           is_finite ? ", too large for a norm," : "")};
 }
 
-// What this rank brought: buckets from before their reduction, and gradients
-// that are not reduced, which are its own still.
+// Returns the norms of this rank's own gradients: buckets before their
+// reduction, and gradients that are not reduced.
 std::vector<ddp::LocalNorm> own_gradients(const DistanceFromLoss& parameters) {
   auto norms = ddp::local_norms(parameters.tensors());
   std::set<std::string> reduced;

@@ -22,7 +22,6 @@ const AdamWParamState* adamw_state(
              : static_cast<const AdamWParamState*>(found->second.get());
 }
 
-// One number for all parameters.
 int64_t hash_of_optimizer_steps(TrainJob& job) {
   std::vector<int64_t> steps;
   for (const auto& group : job.optimizer->param_groups()) {
@@ -60,7 +59,8 @@ std::vector<StateTensor> replicated_tensors(TrainJob& job) {
       add("the average of " + name, tensor);
     }
   }
-  // Last: it comes with the first update, and what was there keeps its place.
+  // The optimizer state comes last, because the first update creates it and the
+  // other tensors keep their indices.
   for (const auto& item : parameters) {
     if (const auto* state = adamw_state(*job.optimizer, item.tensor)) {
       add("exp_avg of " + item.name, state->exp_avg());

@@ -21,14 +21,14 @@ constexpr size_t kMaxChanges = 256;
 
 using PhaseMs = std::array<double, kPhases>;
 
-// Of an even number the lower one of the two in the middle.
 double lower_median(std::vector<double> values) {
   const auto middle = values.begin() + (values.size() - 1) / 2;
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
-// What runs in few steps does not make each step longer.
+// Returns false for a phase that runs in few steps, because it does not slow
+// down every step.
 bool is_regular(size_t phase) {
   return phase != static_cast<size_t>(Phase::kEval) &&
          phase != static_cast<size_t>(Phase::kCheckpoint);
@@ -57,7 +57,8 @@ void keep_last(auto& list, auto value, size_t most) {
   }
 }
 
-// One round may be spoiled, by the others' bad luck.
+// Returns true if a rank exceeds the margin in all rounds but one, and half of
+// it in that one, which a delay of the other ranks may have distorted.
 bool is_persistent(const std::vector<double>& behind, double margin) {
   constexpr double kSpoiled = 0.5;
   return behind.size() == StragglerDetector::kRounds &&
@@ -187,7 +188,6 @@ StragglerMonitor::StragglerMonitor(
   }
 }
 
-// Of the steps in which a phase ran.
 PhaseTimes StragglerMonitor::round_median() const {
   PhaseTimes result{};
   for (size_t phase = 0; phase < kPhases; ++phase) {

@@ -62,7 +62,8 @@ std::string BufferedAppendFile::finish() {
                                reason(error_));
 }
 
-// What was written of a line stays; the next try goes on behind it.
+// Writes the waiting bytes. After an error inside a line, the next call
+// continues behind the bytes that were written.
 bool BufferedAppendFile::write_waiting() {
   size_t done = 0;
   error_ = 0;

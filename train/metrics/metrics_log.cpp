@@ -19,7 +19,7 @@ namespace weft::train {
 double peak_rss_mb() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / 1024.0; // Linux: KiB
+  return static_cast<double>(usage.ru_maxrss) / 1024.0; // in KiB on Linux
 }
 
 namespace {
@@ -42,7 +42,7 @@ void make_folder_of(const std::string& path) {
   }
 }
 
-/// The step of a whole line, or none.
+/// Returns the step of a complete line. Returns nothing for other lines.
 std::optional<int64_t> step_of(const std::string& line) {
   const auto json = base::try_parse_json(line);
   if (!json.is_object() || !json.contains("step") ||
@@ -52,16 +52,15 @@ std::optional<int64_t> step_of(const std::string& line) {
   return json.at("step").get<int64_t>();
 }
 
-/// What of a file stays.
 struct Kept {
   int64_t step = 0;
   int64_t bytes = 0;
-  /// Lines among them that are of no step, or of one out of order.
+  /// The number of kept lines that have no step or are out of order.
   int64_t odd_lines = 0;
   int64_t first_odd_line = 0;
 };
 
-/// Everything up to the last line of a step up to `last_step`.
+/// Finds the part up to the last line whose step is at most `last_step`.
 Kept find_kept(const std::string& path, int64_t last_step) {
   std::ifstream file(path);
   Kept kept;
@@ -81,10 +80,9 @@ Kept find_kept(const std::string& path, int64_t last_step) {
   return kept;
 }
 
-/// Cuts `path` after what stays.
 Kept cut_after(const std::string& path, int64_t last_step) {
   if (!std::filesystem::is_regular_file(path)) {
-    return {}; // A device or pipe keeps nothing to cut.
+    return {}; // a device or pipe cannot be truncated
   }
   const auto kept = find_kept(path, last_step);
   std::error_code error;

@@ -26,8 +26,9 @@ bool is_newer(const elastic::Quorum& one, const elastic::Quorum& other) {
          std::pair(other.lighthouse, other.epoch);
 }
 
-/// Sets who joined and who was lost since the line before, which another group
-/// may have written: a group knows only what has changed since its own start.
+/// Sets the groups that joined and were lost since the previous line. Another
+/// group may have written that line, and a group only knows the changes since
+/// its own start.
 void compare_with(const elastic::Quorum& before, elastic::Quorum& quorum) {
   if (before.lighthouse != quorum.lighthouse) {
     return;

@@ -18,7 +18,8 @@
 namespace weft::train {
 namespace {
 
-// Castagnoli's polynomial, reflected. Source: RFC 3720, appendix B.4.
+// The table of CRC-32C with Castagnoli's polynomial, reflected. Source: RFC
+// 3720, appendix B.4.
 constexpr std::array<uint32_t, 256> kCrcTable = [] {
   std::array<uint32_t, 256> table{};
   for (uint32_t i = 0; i < 256; ++i) {
@@ -31,8 +32,9 @@ constexpr std::array<uint32_t, 256> kCrcTable = [] {
   return table;
 }();
 
-// Protocol buffers by hand: each field is a key (number and wire type) and a
-// value; messages are fields of bytes. Little-endian, as is every host here.
+// The functions below encode protocol buffers: each field is a key (number and
+// wire type) and a value, and messages are fields of bytes. Values are
+// little-endian, as on every host here.
 static_assert(std::endian::native == std::endian::little);
 
 enum WireType : uint64_t {
@@ -72,7 +74,7 @@ double seconds_since_epoch() {
       .count();
 }
 
-// Event: wall_time = 1, step = 2, file_version = 3, summary = 5,
+// Encodes an Event: wall_time = 1, step = 2, file_version = 3, summary = 5,
 // session_log = 7.
 std::string event(int64_t step, uint64_t number, std::string_view what) {
   std::string bytes;
@@ -84,7 +86,7 @@ std::string event(int64_t step, uint64_t number, std::string_view what) {
   return bytes;
 }
 
-// Summary: value = 1. Value: tag = 1, simple_value = 2.
+// Appends to a Summary: value = 1. Value: tag = 1, simple_value = 2.
 void put_scalar(std::string& summary, std::string_view tag, double number) {
   std::string value;
   put_bytes(value, 1, tag);
@@ -93,7 +95,7 @@ void put_scalar(std::string& summary, std::string_view tag, double number) {
   put_bytes(summary, 1, value);
 }
 
-// SessionLog: status = 1, of which START is 1.
+// Encodes a SessionLog: status = 1, with the value START = 1.
 std::string session_start() {
   std::string bytes;
   put_key(bytes, 1, kVarint);
@@ -107,7 +109,8 @@ std::string name_of_host() {
                                                           : "localhost";
 }
 
-// TensorBoard reads a folder's files in the order of their names.
+// Returns the path of a new file. Its name starts with the time, because
+// TensorBoard reads the files of a folder in the order of their names.
 std::string free_path(const std::string& folder) {
   const auto start = fmt::format(
       "events.out.tfevents.{:010}.{}.{}",
@@ -182,7 +185,8 @@ std::string TensorBoardLog::write(const StepMetrics& metrics) {
   return write_record(event(metrics.step, 5, summary));
 }
 
-// A record: its length, the length's checksum, the bytes and their checksum.
+// Writes a record: its length, the checksum of the length, the bytes and their
+// checksum.
 std::string TensorBoardLog::write_record(std::string_view bytes) {
   std::string record;
   put_fixed(record, static_cast<uint64_t>(bytes.size()));

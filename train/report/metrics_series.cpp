@@ -44,7 +44,6 @@ std::optional<int64_t> whole_at(const json& line, std::string_view key) {
              : std::nullopt;
 }
 
-// Puts neighbours together, two by two.
 template <class T, class Join>
 void halve(std::vector<T>& items, const Join& join) {
   const size_t half = (items.size() + 1) / 2;
@@ -73,7 +72,7 @@ class SeriesReader {
     series_.points.reserve(max_points + 1);
   }
 
-  // `is_last`: no line end follows it.
+  // Reads a line. `is_last` is true if no line end follows it.
   void take(std::string_view text, bool is_last) {
     ++line_number_;
     if (text.empty()) {
@@ -137,7 +136,8 @@ class SeriesReader {
     int64_t first_step = 0;
   };
 
-  // A step that comes again replaces what came after it.
+  // Notes a restart if the step is repeated or the peak RSS decreases. A
+  // repeated step replaces the points after it.
   void place(int64_t step, const json& line) {
     auto& points = series_.points;
     if (points.empty()) {
@@ -161,7 +161,7 @@ class SeriesReader {
     }
     std::erase_if(
         series_.evals, [&](const EvalPoint& e) { return e.step >= step; });
-    in_last_point_ = series_.steps_per_point; // begin a new one
+    in_last_point_ = series_.steps_per_point; // starts a new point
   }
 
   void add(int64_t step, const json& line) {
@@ -235,7 +235,8 @@ class SeriesReader {
       ++in_last_point_;
     }
     if (points.size() > max_points_) {
-      // The last one, just begun, may have no neighbour.
+      // If the number of points is odd, the last one is not joined with
+      // another.
       in_last_point_ += points.size() % 2 == 0 ? series_.steps_per_point : 0;
       halve(points, join_points);
       series_.steps_per_point *= 2;
@@ -298,7 +299,7 @@ MetricsSeries MetricsSeries::read(const std::string& path, size_t max_points) {
       reader.skip_long_line();
       continue;
     }
-    // Counts the line end, unless the file ends without one.
+    // gcount() includes the line end, unless the file ends without one.
     const auto size = static_cast<size_t>(file.gcount()) - !file.eof();
     reader.take({buffer.data(), size}, file.eof());
   }

@@ -24,7 +24,8 @@ int64_t product(const std::vector<int64_t>& sizes) {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Where a parameter lies on the whole mesh.
+// Returns the spec of a parameter on the full mesh. The parameter is replicated
+// on mesh dims that its own mesh lacks.
 dtensor::DTensorSpec spec_on(
     const at::Tensor& parameter,
     const mesh::DeviceMesh& mesh) {

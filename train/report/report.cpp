@@ -20,11 +20,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// A curve has thousands of numbers, and a report is written again and again
-// while a run goes on. So curves become text at once: as ordered_json they took
-// 16 bytes a number more, which the process kept.
+// Curves are written as text instead of ordered_json, which takes 16 bytes more
+// per number. Curves have thousands of numbers, and a run rewrites its report
+// many times.
 
-// Digits that a picture cannot show are left out.
+// Appends a number without the digits that a picture cannot show.
 void append_number(std::string& text, double value) {
   if (std::isfinite(value)) {
     fmt::format_to(std::back_inserter(text), "{:.7g}", value);
@@ -60,7 +60,7 @@ void append_column(
   text += ']';
 }
 
-// Appends `,"key":{`, the members, of which each begins with a comma, and `}`.
+// Appends `,"key":{`, the members and `}`. Each member begins with a comma.
 template <class Append>
 void append_object(
     std::string& text,
@@ -112,7 +112,6 @@ void append_eval(std::string& text, const std::vector<EvalPoint>& evals) {
   });
 }
 
-// The values of all steps as one.
 ValueRange total(const MetricsSeries& metrics, std::string_view key) {
   ValueRange range;
   for (const auto& point : metrics.points) {
@@ -166,7 +165,6 @@ ordered_json summary(const MetricsSeries& metrics) {
   return summary;
 }
 
-// Where in `points` the steps lie.
 ordered_json indices_of(
     const std::vector<int64_t>& steps,
     const std::vector<MetricsPoint>& points) {
@@ -181,8 +179,8 @@ ordered_json indices_of(
   return indices;
 }
 
-// Text for inside a <script>: only '<' could end the element, and it stands in
-// strings alone.
+// Returns JSON for a <script>. Only '<' could end the element, and JSON
+// contains it in strings only.
 std::string for_script(const ordered_json& json) {
   std::string text;
   for (const char c : base::json_text(json)) {
@@ -222,20 +220,20 @@ void append_run(
        {"layout",
         run.layout ? base::parse_json<ordered_json>(to_json(*run.layout))
                    : nullptr}});
-  text.pop_back(); // the object's end
+  text.pop_back(); // removes the closing brace
   append_curves(text, run.metrics);
   append_eval(text, run.metrics.evals);
   text += '}';
 }
 
-// Runs of one name are told apart by their folders.
+// Returns the label of a run, or its folder if several runs have the label.
 std::string label_among(std::span<const RunData> runs, const RunData& run) {
   const auto same = std::ranges::count_if(
       runs, [&](const RunData& other) { return other.label == run.label; });
   return same > 1 ? run.folder : run.label;
 }
 
-// Data of the page, and nothing in it ends its <script>.
+// Appends the data of the page, escaped so that it cannot end its <script>.
 void append_data(std::string& text, std::span<const RunData> runs) {
   ordered_json head = {
       {"made_by", std::string(report_maker())},
@@ -249,7 +247,7 @@ void append_data(std::string& text, std::span<const RunData> runs) {
         {{"key", difference.key}, {"values", values}});
   }
   text += for_script(head);
-  text.pop_back(); // the object's end
+  text.pop_back(); // removes the closing brace
   text += ",\"runs\":[";
   for (const auto& run : runs) {
     append_run(text, run, label_among(runs, run));
@@ -284,7 +282,7 @@ std::string escape_html(const std::string& text) {
   return escaped;
 }
 
-// Valid UTF-8, whatever a folder's name is.
+// Returns valid UTF-8. The name of a folder can be invalid.
 std::string clean(const std::string& text) {
   const auto quoted = base::json_text(ordered_json(text));
   return base::parse_json<ordered_json>(quoted).get<std::string>();
@@ -295,7 +293,6 @@ std::string title_of(std::span<const RunData> runs) {
                           : fmt::format("{} runs - weft", runs.size());
 }
 
-// What `body` throws, in words.
 template <class Body>
 std::string problem_in(const Body& body) {
   try {
@@ -306,13 +303,14 @@ std::string problem_in(const Body& body) {
   return "";
 }
 
-/// Something that stands for a marker of a page.
+/// A marker of a page and the function that appends its replacement.
 struct Filling {
   std::string_view marker;
   std::function<void(std::string& text)> append;
 };
 
-// What is put in is never searched for markers, and is not copied.
+// Replaces the markers of a page in their order. Replacements are not searched
+// for markers and not copied.
 std::string fill_in(
     std::string_view page,
     const std::vector<Filling>& fillings) {

@@ -23,7 +23,8 @@ namespace {
 
 constexpr int64_t kMaxLayoutBytes = 256 << 20;
 
-// Empty with a note if it is missing, too large or cannot be read.
+// Returns the text of a file. Adds a note and returns nothing if the file is
+// missing, too large or unreadable.
 std::optional<std::string>
 read_text(RunData& run, const char* name, int64_t max_bytes) {
   const auto path = (std::filesystem::path(run.folder) / name).string();
@@ -79,7 +80,8 @@ void flatten(
   }
 }
 
-// As it stands, whatever version of the schema wrote it.
+// Reads the recipe without its schema, because another version may have written
+// it.
 void read_recipe(RunData& run) {
   const auto text = read_text(run, "recipe.yaml", config::kMaxYamlBytes);
   if (!text) {
@@ -112,7 +114,7 @@ void read_layout(RunData& run) {
   const auto path = std::filesystem::path(run.folder) / "layout.json";
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
-    return; // the page reports it where the shares would be
+    return; // the page reports the missing file
   }
   const auto text = read_text(run, "layout.json", kMaxLayoutBytes);
   if (!text) {

@@ -14,9 +14,8 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 
-// The kernel only reads the number of a step, which must be on the device of
-// the parameter. So one tensor serves all parameters with the same number of
-// steps.
+// Numbers of steps as tensors. The kernel only reads them, on the device of the
+// parameter. So one tensor serves all parameters with the same number of steps.
 class StepNumbers {
  public:
   const at::Tensor& get(int64_t step, c10::Device device) {
@@ -87,7 +86,7 @@ void FusedAdamW::step_group(torch::optim::OptimizerParamGroup& group) {
   if (parameters.empty()) {
     return;
   }
-  // Those of DTensors are taken apart where their parts are.
+  // For DTensors, the rule of the op does this with the local tensors.
   std::optional<dtensor::WholeVectors> vectors;
   if (std::ranges::none_of(parameters, dtensor::is_dtensor)) {
     vectors.emplace(

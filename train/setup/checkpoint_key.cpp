@@ -21,7 +21,7 @@ std::string read_hmac_key(
   if (path.empty()) {
     return "";
   }
-  // Every rank reads it, more than once.
+  // Every rank reads the key several times, so a pipe cannot be used.
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored) &&
       !std::filesystem::is_regular_file(path, ignored)) {

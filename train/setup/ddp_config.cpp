@@ -96,7 +96,7 @@ ddp::DistributedDataParallelOptions ddp_options(const config::Recipe& recipe) {
   options.reduce_op = config.comm_hook == config::DdpCommHook::kNone
                           ? mesh::ReduceOp::kSum
                           : mesh::ReduceOp::kAvg;
-  // The rotary tables are its only buffers, and constants.
+  // The only buffers of a model are the rotary tables, which are constant.
   options.forward_sync_buffers = false;
   options.bucket_mode = bucket_mode(config.bucket_mode);
   options.auto_bucketing = config.auto_bucketing;

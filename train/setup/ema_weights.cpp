@@ -49,7 +49,8 @@ void EmaWeights::update() {
   begin();
   const at::NoGradGuard no_grad;
   for (auto& [names, parameter, average] : entries_) {
-    // On the parts: nothing looks at the average as a whole before a save.
+    // Updates the local tensors. The update is elementwise and needs no DTensor
+    // op.
     own_part(average).lerp_(own_part(parameter).to(at::kFloat), 1 - decay_);
   }
 }

@@ -51,17 +51,19 @@ fsdp::ScheduleOptions schedule_options(const config::Recipe& recipe) {
       .reduce_in_flight = recipe.fsdp.reduce_in_flight};
 }
 
-// A tied embedding is used at the end of forward, too, beside the head.
+// Returns true if the head shares the weight of the embedding, so that forward
+// uses the weight at its end, too.
 bool ties_embedding(const config::Recipe& recipe) {
   return recipe.model.tie_embeddings || recipe.model.type == "gpt2";
 }
 
-// Blocks, and embeddings outside of them. The outermost unit has the rest.
+// Returns the blocks, and the embeddings outside of blocks. The outermost unit
+// has all other parameters.
 std::vector<std::string> default_units(
     const config::Recipe& recipe,
     models::Model& model) {
   auto names = block_names(model);
-  // A block of a block is a part of it.
+  // A block inside another block belongs to the outer one.
   std::erase_if(names, [all = names](const std::string& name) {
     return std::ranges::any_of(all, [&](const std::string& other) {
       return name.starts_with(other + ".");
@@ -150,14 +152,14 @@ std::unique_ptr<DataParallelModel> make_fully_sharded_model(
     const mesh::DeviceMesh& mesh) {
   const auto shards = data_parallel_mesh(mesh);
   auto names = unit_names(recipe, *model);
-  // Inner ones first.
+  // Inner modules are sharded before outer ones.
   std::ranges::stable_sort(names, std::ranges::greater(), [](const auto& name) {
     return std::ranges::count(name, '.');
   });
   const auto modules = model->named_modules();
   for (const auto& name : names) {
     if (name.empty()) {
-      continue; // The outermost one, which comes last.
+      continue; // the model, which is sharded last
     }
     try {
       fsdp::fully_shard(*modules[name], shards, unit_options(recipe));

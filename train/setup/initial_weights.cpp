@@ -26,7 +26,7 @@ constexpr const char* kInitKey = "checkpoint.init_from";
 constexpr const char* kModelPart = "model";
 constexpr const char* kModelPrefix = "model.";
 
-// A checkpoint, and what messages call the place that named it.
+// A checkpoint and the place, for messages, that names it.
 struct Source {
   fs::path path;
   std::string place;
@@ -40,7 +40,8 @@ struct Source {
       fmt::format("{}: {}", source.place, message));
 }
 
-// Of a step folder, a folder of them, or a run's.
+// Returns the newest step. The path of the source is a step folder, a folder of
+// steps, or the folder of a run.
 fs::path find_step(const Source& source) {
   std::error_code ignored;
   if (fs::exists(source.path / checkpoint::kManifestName, ignored)) {
@@ -59,7 +60,9 @@ fs::path find_step(const Source& source) {
           source.path.string()));
 }
 
-// What the checkpoint has of the model; both have all else alike.
+// Returns the tensors of the model that the checkpoint contains. Throws if the
+// checkpoint has a tensor that the model lacks, or lacks one that is not an
+// adapter.
 dtensor::StateDict shared_tensors(
     const Source& source,
     const dtensor::StateDict& model,
@@ -105,7 +108,6 @@ constexpr const char* kRuleHint =
     " In a recipe these are checkpoint.init_rename, init_include, init_exclude "
     "and init_strict.";
 
-// How checkpoint.init_from is read.
 struct InitRules {
   const config::Recipe& recipe;
 
@@ -133,7 +135,6 @@ struct InitRules {
   }
 };
 
-// The checkpoint's tensors as the rules name them.
 std::set<std::string> renamed_keys(
     const config::Recipe& recipe,
     const checkpoint::Manifest& manifest) {
@@ -161,7 +162,8 @@ std::set<std::string> renamed_keys(
   return keys;
 }
 
-// As patterns of whole keys; each has to match something.
+// Returns the patterns with the prefix of the model's keys. Refuses a pattern
+// that matches no key.
 std::vector<std::string> model_patterns(
     const config::Recipe& recipe,
     const char* key,
@@ -185,7 +187,8 @@ std::vector<std::string> model_patterns(
   return result;
 }
 
-// An adapter begins as usual where the checkpoint has none.
+// Leaves out adapters that the checkpoint lacks. They keep their usual initial
+// values.
 dtensor::StateDict without_new_adapters(
     const dtensor::StateDict& model,
     const std::set<std::string>& keys) {
@@ -242,7 +245,8 @@ std::string load_by_rules(
       stats.unexpected.size());
 }
 
-// What to fill from where: averaged, if asked, what has an average.
+// Returns the tensors to load, by part of the checkpoint. With kEma, a tensor
+// is loaded from its average if there is one.
 checkpoint::StateDicts parts_of(
     const Source& source,
     const dtensor::StateDict& shared,
@@ -277,7 +281,7 @@ std::string load_checkpoint(
   const auto shared = shared_tensors(source, state, manifest);
   const auto parts = parts_of(source, shared, manifest, kind);
   try {
-    // Nobody goes on with a model that could not be loaded.
+    // If the load fails the run ends, so no tensor needs its old value.
     checkpoint::load(
         step,
         manifest,

@@ -13,7 +13,7 @@ at::Tensor summed_loss(
     const at::Tensor& targets,
     dtensor::CrossEntropyOptions options = {}) {
   options.reduction = at::Reduction::Sum;
-  // Every rank of the tp mesh has the targets of its replica.
+  // Every rank of the tp mesh has all targets of its replica.
   const dtensor::ImplicitReplication whole_targets;
   return dtensor::cross_entropy(
       logits.flatten(0, -2), targets.reshape(-1), options);

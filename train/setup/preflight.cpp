@@ -44,7 +44,7 @@ void check_runs_agree(
   std::vector<mesh::AgreedValue> values{
       {"the version of weft", WEFT_VERSION},
       {"the version of libtorch", TORCH_VERSION},
-      // At this level alone the ranks' calls differ.
+      // Only at this level, ranks issue additional collectives.
       {"whether TORCH_DISTRIBUTED_DEBUG is DETAIL",
        mesh::get_debug_level() == mesh::DebugLevel::kDetail ? "yes" : "no"}};
   for (const config::Key& key : config::schema()) {

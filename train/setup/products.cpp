@@ -19,8 +19,8 @@ matmul::Choice choice_for(
   return matmul::choose_library(param_dtype(recipe).value_or(at::kFloat), host);
 }
 
-// Products of bfloat16 that would take tens of times as long as those of
-// float32.
+// Returns true if libtorch would emulate products of bfloat16, which takes tens
+// of times as long as float32.
 bool is_too_slow(
     const config::Recipe& recipe,
     matmul::Library library,

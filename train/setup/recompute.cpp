@@ -21,7 +21,6 @@ std::vector<std::string> named_modules_of(
       recipe, kModulesKey, recipe.train.activation_checkpoint_modules, model);
   const auto modules = model.named_modules();
   for (const auto& name : names) {
-    // It keeps nothing that it would not need again.
     if (is_op(*modules[name])) {
       config::refuse(
           recipe,

@@ -95,7 +95,8 @@ void resolve_lanes(config::Recipe& recipe) {
   }
 }
 
-// What needs replicas that stay the same, or files of all ranks.
+// Refuses options that need the same replicas during the run, or files of all
+// ranks.
 void check_options(const config::Recipe& recipe) {
   const config::Recipe defaults;
   const auto refuse_set = [&](std::string_view key, std::string_view way_out) {

@@ -32,7 +32,6 @@ torch::optim::AdamWOptions adamw_options(const config::Recipe& recipe) {
       .weight_decay(adamw.weight_decay);
 }
 
-// What is computed in has to be possible on the device.
 void check_dtypes(const config::Recipe& recipe, c10::Device device) {
   const auto computed_in = param_dtype(recipe);
   if (!computed_in || device.is_meta()) {
@@ -53,7 +52,7 @@ void check_dtypes(const config::Recipe& recipe, c10::Device device) {
   }
 }
 
-// auto is off on GPUs as long as it was not measured there.
+// `auto` is off on GPUs, because it was not measured there.
 dtensor::AsyncTp async_mode(const config::Recipe& recipe) {
   switch (recipe.tp.async_tp) {
     case config::AsyncTp::kOn:
@@ -67,7 +66,8 @@ dtensor::AsyncTp async_mode(const config::Recipe& recipe) {
                                                 : dtensor::AsyncTp::kAuto;
 }
 
-// A tied head is no module: it multiplies with the weight of the embedding.
+// Refuses an adapter of a tied head, which is no module: it multiplies with the
+// weight of the embedding.
 void check_head_has_weight(
     const config::Recipe& recipe,
     const models::Model& model) {
@@ -163,7 +163,8 @@ std::shared_ptr<models::Model> place_model(
     c10::Device device) {
   check_dtypes(recipe, device);
   auto model = build_deferred(recipe);
-  // A run on the meta device cuts what one on the recipe's would.
+  // Uses the costs of the recipe's device, so that a model on the meta device
+  // gets the same chunks of matmuls.
   dtensor::set_async_tp(
       mesh,
       async_mode(recipe),
@@ -195,7 +196,7 @@ TrainJob make_train_job(
       static_cast<uint64_t>(recipe.seed),
       device.value_or(mesh.world().device()));
   if (auto hook = make_comm_hook(recipe)) {
-    if (job.ddp) { // See ddp_options().
+    if (job.ddp) { // ddp_options() sets ReduceOp::kAvg
       job.loss_scale = static_cast<double>(mesh.size("dp"));
     }
     job.data_parallel->register_comm_hook(std::move(hook));

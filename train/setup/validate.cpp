@@ -13,13 +13,12 @@
 namespace weft::train {
 namespace {
 
-/// A mesh dim and its size.
 struct OpenDim {
   std::string_view key;
   int64_t* size;
 };
 
-// One of them is -1: it becomes the rest of the world.
+// Sets `open`, which is -1, to the world size divided by `other`.
 void fill_rest(
     const config::Recipe& recipe,
     std::string_view key,
@@ -42,7 +41,7 @@ void fill_rest(
 void resolve_mesh(config::Recipe& recipe, int64_t world_size) {
   auto& mesh = recipe.mesh;
   if (mesh.dp_shard == -1 && mesh.dp == -1) {
-    mesh.dp = 1; // Not given: a model is divided as far as it goes.
+    mesh.dp = 1; // shards over as many ranks as possible
   }
   std::vector<OpenDim> open;
   int64_t others = 1;
@@ -110,7 +109,7 @@ void check_reshard_to(const config::Recipe& recipe) {
   }
 }
 
-// A value that somebody chose and that nothing reads is a mistake.
+// Refuses a value that the user set and that has no effect.
 void check_effects(const config::Recipe& recipe) {
   if (const auto* key = config::find_ineffective_key(recipe)) {
     config::refuse(
@@ -146,7 +145,7 @@ void check_link(
           lacks_bandwidth ? "bandwidth_gb_s" : "latency_us"));
 }
 
-// "12 or 18": the multiples of `unit` around `value`.
+// Returns the multiples of `unit` around `value`, such as "12 or 18".
 std::string nearest_multiples(int64_t value, int64_t unit) {
   const int64_t below = value / unit * unit;
   return below == 0 ? fmt::format("{}", unit)
@@ -255,8 +254,8 @@ void check_trace(const config::Recipe& recipe) {
   }
 }
 
-// What would end a run that is to skip such a step, or keep it from getting
-// well again.
+// Refuses options that would end a run with on_non_finite=skip, or keep it from
+// recovering after a skipped step.
 void check_non_finite(const config::Recipe& recipe) {
   if (recipe.train.on_non_finite != config::OnNonFinite::kSkip) {
     return;
@@ -310,7 +309,7 @@ std::vector<checkpoint::RenameRule> init_rename_rules(
   constexpr std::string_view kArrow = " -> ";
   std::vector<checkpoint::RenameRule> rules;
   for (auto rule : recipe.checkpoint.init_rename) {
-    if (rule.ends_with(" ->")) { // YAML has taken the last space off
+    if (rule.ends_with(" ->")) { // YAML removes the last space
       rule += ' ';
     }
     const auto arrow = rule.find(kArrow);

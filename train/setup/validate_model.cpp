@@ -11,7 +11,6 @@
 namespace weft::train {
 namespace {
 
-// "1, 2 or 4".
 std::string join_with_or(std::vector<std::string> choices) {
   const std::string last = choices.back();
   choices.pop_back();
@@ -20,12 +19,12 @@ std::string join_with_or(std::vector<std::string> choices) {
              : fmt::format("{} or {}", fmt::join(choices, ", "), last);
 }
 
-// Ranks share the kv heads evenly, or one kv head's queries.
+// Returns true if each rank gets equally many kv heads, or an equal part of the
+// queries of one kv head.
 bool kv_heads_fit(int64_t kv_heads, int64_t tp) {
   return kv_heads % tp == 0 || tp % kv_heads == 0;
 }
 
-// What mesh.tp may be for these heads.
 std::string tp_choices(int64_t heads, int64_t kv_heads) {
   std::vector<std::string> choices;
   for (int64_t tp = 1; tp <= heads && choices.size() < 12; ++tp) {
@@ -62,7 +61,6 @@ void check_head_size(const config::Recipe& recipe) {
   }
 }
 
-// That every rank of "tp" gets whole heads.
 void check_heads_over_tp(const config::Recipe& recipe, int64_t kv_heads) {
   const int64_t heads = recipe.model.heads;
   const int64_t tp = recipe.mesh.tp;
@@ -149,7 +147,6 @@ void check_experts(const config::Recipe& recipe) {
   }
 }
 
-// "1, 2, 4 or 8".
 std::string divisors_of(int64_t value) {
   std::vector<std::string> divisors;
   for (int64_t d = 1; d <= value; ++d) {
@@ -175,7 +172,8 @@ void check_patches(const config::Recipe& recipe) {
   }
 }
 
-// Where to point: models that are linked in have options in place of `key`.
+// Returns the key for messages. Models that are linked in have model.options
+// instead of `key`.
 std::string_view own_key(const config::Recipe& recipe, std::string_view key) {
   return has_key(recipe, key) ? key : "model.options";
 }

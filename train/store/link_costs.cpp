@@ -11,7 +11,6 @@
 namespace weft::train {
 namespace {
 
-// A mesh dim's numbers in a recipe.
 struct Link {
   std::string_view mesh_dim;
   double& latency_us;
@@ -23,7 +22,6 @@ struct Link {
   }
 };
 
-// In the order of the mesh's dims.
 std::array<Link, 2> links_of(config::LinksConfig& links) {
   return {
       Link{"dp", links.dp_latency_us, links.dp_bandwidth_gb_s},
@@ -71,7 +69,7 @@ std::optional<mesh::LinkCost> configured_link_cost(
 void resolve_link_costs(config::Recipe& recipe, const mesh::DeviceMesh& mesh) {
   std::vector<Link> open;
   for (const auto& link : links_of(recipe.links)) {
-    // Between the ranks of a dim of one there is no link.
+    // A mesh dim of size 1 has no link.
     if (mesh.size(link.mesh_dim) > 1 &&
         !configured_link_cost(recipe, link.mesh_dim)) {
       open.push_back(link);

@@ -7,7 +7,6 @@
 namespace weft::train {
 namespace {
 
-// Of the last save that went well.
 std::string describe_save(int64_t step, const checkpoint::SaveStats& stats) {
   const auto background = stats.total - stats.blocked;
   return background.count() > 0

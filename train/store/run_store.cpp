@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a run cannot change between its start and its end. Where it began
-/// (model.from) does not matter any more.
+/// Returns true if the key must not change when a run resumes. model.from may
+/// change, because the checkpoint replaces the weights.
 bool is_fixed(std::string_view key) {
   return (key.starts_with("model.") && key != "model.from") ||
          key.starts_with("lora.") ||
@@ -32,12 +32,12 @@ bool is_fixed(std::string_view key) {
 
 // Note [Starting over]
 // ~~~~~~~~~~~~~~~~~~~~
-// --fresh renames the checkpoints and then the metrics, and a process can end
-// at any moment. The first rename decides: from checkpoints to
-// checkpoints.aside. As long as that folder is there, metrics that are not
-// empty belong to it, because the one that holds the lock of checkpoints first
-// ends what was begun, before anything is written: metrics, then the folder,
-// get their last names.
+// --fresh renames the checkpoints and then the metrics, and the process can end
+// between the two. The first rename, from checkpoints to checkpoints.aside,
+// decides. While that folder exists, metrics that are not empty belong to it,
+// because the process that gets the lock of checkpoints first completes the
+// renames, before anything is written: the metrics, then the folder, get their
+// final names.
 constexpr const char* kAside = ".aside";
 constexpr const char* kOld = ".old";
 
@@ -49,7 +49,8 @@ fs::path with_suffix(fs::path path, const char* suffix) {
 constexpr char kSuccess = '+';
 constexpr char kFailed = '-';
 
-/// Runs `act` on rank 0 and hands its text, or its failure, to all ranks.
+/// Runs `act` on rank 0. Returns its text, or throws its error as E, on all
+/// ranks.
 template <class E>
 std::string on_first_rank(
     const mesh::World& world,
@@ -71,8 +72,9 @@ std::string on_first_rank(
   return answer.substr(1);
 }
 
-// Those of an earlier failure (mesh/watchdog/flight_files.h) would be taken for
-// what the same ranks did in the next one.
+// Renames the flight records of an earlier failure
+// (mesh/watchdog/flight_files.h). Otherwise they would appear as the records of
+// the same ranks in the next failure.
 void archive_flight_records(const fs::path& run) {
   const auto records = run / "flight";
   if (!fs::exists(records)) {
@@ -85,7 +87,8 @@ void archive_flight_records(const fs::path& run) {
   fs::rename(records, run / fmt::format("flight-{}", number));
 }
 
-// As it was resolved, with what its model has come to ask for since.
+// Parses the resolved recipe of an earlier run. Adds the options that its model
+// did not have then.
 config::Recipe parse_earlier(
     const config::Recipe& recipe,
     const std::string& text,
@@ -246,13 +249,13 @@ void RunStore::open(bool fresh) {
   finish_archiving();
   if (fresh && !checkpoint::list_steps(path_).empty()) {
     fs::rename(path_, with_suffix(path_, kAside));
-    // The folder's own lock is held until that of its successor is. Another
-    // process may come between: then it owns what is there, and ends what was
-    // begun here.
+    // The lock of the renamed folder is held until the new folder is locked. If
+    // another process locks the new folder first, it owns the folder and
+    // completes the renames.
     lock_ = std::make_unique<Lock>(path_);
     finish_archiving();
   }
-  // Better refused now than at the first save.
+  // If the folder is not writable, this fails before the first save.
   checkpoint::discard_step(checkpoint::begin_step(path_, 0));
 }
 
@@ -265,8 +268,8 @@ void RunStore::finish_archiving() {
   const auto old = with_suffix(path_, kOld);
   const fs::path metrics = metrics_path(recipe_);
   const auto old_metrics = with_suffix(metrics, kOld);
-  // Empty: moved by a process that ended then; one that looked whether it can
-  // be written has made another.
+  // The metrics are empty if a process ended after it had renamed them: the
+  // check whether they are writable has created a new file.
   if (fs::is_regular_file(metrics) && fs::file_size(metrics) > 0) {
     fs::rename(metrics, old_metrics);
   }
@@ -293,7 +296,8 @@ RunStore::Resumed RunStore::load_step(
     resumed.more = more(manifest, resumed.layout);
     all.insert(resumed.more.begin(), resumed.more.end());
   }
-  // Should this one fail, the next one or nobody uses the tensors.
+  // If the load fails, the tensors are not used: another checkpoint replaces
+  // them, or the run ends.
   checkpoint::load(
       folder, manifest, all, {.all_or_nothing = false, .world = world_});
   return resumed;
@@ -326,7 +330,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
         damaged.front(),
         path_.string()));
   }
-  if (!owns_) { // They are the owner's, who may just be deleting them.
+  if (!owns_) { // only the owner renames steps
     return resumed;
   }
   on_first_rank<mesh::UsageError>(world_, [&] {

@@ -22,7 +22,7 @@ Json links_to_json(const config::LinksConfig& links) {
       {"tp_bandwidth_gb_s", links.tp_bandwidth_gb_s}};
 }
 
-// All zero in folders of before there were any.
+// Returns 0 for all costs if the checkpoint has no links.
 config::LinksConfig links_from_json(const Json& planner) {
   const auto links = planner.value("links", Json::object());
   return {
@@ -115,7 +115,7 @@ RunLayout parse_run_layout(const std::string& json, const std::string& source) {
     return RunLayout{
         .mesh = object.at("mesh"),
         .buckets = object.at("buckets"),
-        // Before there was a choice, libtorch multiplied.
+        // A checkpoint without this key was trained with libtorch.
         .products = parse_choice<config::Products>(
             object.value("products", "libtorch"), source),
         .cost_model = parse_choice<config::CostModel>(

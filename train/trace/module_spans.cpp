@@ -9,8 +9,8 @@
 namespace weft::train {
 namespace {
 
-// The calls of one module that have not returned; more than one where it
-// calls itself.
+// The calls of one module that have not returned. There are several if the
+// module calls itself.
 struct OpenCalls {
   std::string name;
   std::shared_ptr<TraceRecorder> recorder;
@@ -19,7 +19,7 @@ struct OpenCalls {
 
 void begin_call(OpenCalls& calls) {
   if (!calls.recorder->is_on()) {
-    calls.starts.clear(); // of a call that threw
+    calls.starts.clear(); // left by a call that threw
     return;
   }
   calls.starts.push_back(monotonic_ns());
@@ -47,7 +47,8 @@ void end_call(OpenCalls& calls) {
 void add_module_spans(
     torch::nn::Module& model,
     const std::shared_ptr<TraceRecorder>& recorder) {
-  // Hooks are modules as well: the list is made before there are more.
+  // The list is complete before hooks are added, because hooks are modules,
+  // too.
   for (const auto& item : model.named_modules()) {
     auto& module = *item.value();
     if (dynamic_cast<dtensor::ModuleHooks*>(&module)) {

@@ -35,13 +35,14 @@ struct OpenSpan : at::ObserverContext {
   std::string details;
 };
 
-// Of a parameter or of a view of one: nn::Linear multiplies by weight.t().
+// Returns the name of a parameter, or of the parameter that `tensor` is a view
+// of: nn::Linear multiplies by weight.t().
 std::string parameter_name(const at::Tensor& tensor) {
   const bool is_view = dtensor::is_dtensor(tensor) && tensor.is_view();
   return dtensor::parameter_name(is_view ? at::Tensor(tensor._base()) : tensor);
 }
 
-// {"inputs": "[2, 3] [3]", "parameter": "model.norm.weight"}
+// Returns e.g. {"inputs": "[2, 3] [3]", "parameter": "model.norm.weight"}.
 std::string details_of(c10::ArrayRef<const c10::IValue> inputs) {
   std::string shapes;
   std::string parameter;

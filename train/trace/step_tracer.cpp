@@ -16,7 +16,7 @@
 namespace weft::train {
 namespace {
 
-// Tracks of threads come before those of groups.
+// The first track of the groups. The tracks of threads have lower numbers.
 constexpr int64_t kMaxThreads = 1000;
 
 std::string title_of(const mesh::World& world, const mesh::DeviceMesh& mesh) {
@@ -60,7 +60,7 @@ void StepTracer::begin_step(int64_t step) {
   }
   first_traced_ = first_traced_ == 0 ? step : first_traced_;
   last_traced_ = step;
-  recorder_->track(); // this thread's is the first
+  recorder_->track(); // makes this thread's track the first one
   recorder_->set_on(true);
   ops_ = std::make_unique<OpSpans>(recorder_);
   step_start_ns_ = monotonic_ns();
@@ -105,7 +105,8 @@ void StepTracer::collect_step() {
   }
 }
 
-// What the flight recorder has of this step; what is under way ends with it.
+// Adds the collectives of this step from the flight recorder. Collectives that
+// are in flight end with the step.
 void StepTracer::collect_group(int64_t mesh_dim, int64_t end_ns) {
   const auto group = mesh_.group(mesh_dim);
   auto entries = group.flight_recorder().entries();
@@ -149,7 +150,8 @@ std::string StepTracer::write_own(const std::string& folder) {
   }
   try {
     std::filesystem::create_directories(folder);
-    // Never an older run's file in the place of one that cannot be written.
+    // Removes the file of an older run, so that it does not stay if the write
+    // fails.
     std::filesystem::remove(path_of(trace_.rank));
     write_file(path_of(trace_.rank), to_chrome_json(trace_));
   } catch (const std::exception& error) {
@@ -189,7 +191,7 @@ std::string StepTracer::write() {
   const auto folder = (std::filesystem::path(run_folder_) / "trace").string();
   const auto problem = write_own(folder);
   trace_ = {};
-  // A rank that could not write comes here all the same.
+  // Ranks whose write failed reach the barrier, too.
   world_.group().barrier("trace");
   if (world_.rank() != 0) {
     return "";

@@ -29,7 +29,8 @@ std::string traced_host() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-// The clock of the day less the monotonic one, which starts with the host.
+// Returns the system clock minus the monotonic clock, which starts with the
+// host.
 int64_t clock_offset_ns() {
   const auto day = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(day).count() -
@@ -56,7 +57,7 @@ sorted(const char* what, int64_t rank, int64_t track, int64_t index) {
       index);
 }
 
-// Units: microseconds; all digits of the nanosecond stay.
+// Times are in microseconds, with three decimals for the nanoseconds.
 std::string span_line(const TraceEvent& event, int64_t rank) {
   const int64_t length_ns = event.end_ns - event.start_ns;
   return fmt::format(
@@ -90,7 +91,7 @@ std::string file_text(
     const ordered_json& header,
     const std::vector<std::string>& lines) {
   std::string text = base::json_text(header);
-  text.back() = ','; // the object goes on
+  text.back() = ','; // continues the object
   text += "\"traceEvents\":[\n";
   for (size_t i = 0; i < lines.size(); ++i) {
     text.append(lines[i]).append(i + 1 < lines.size() ? ",\n" : "\n");
@@ -98,7 +99,6 @@ std::string file_text(
   return text.append("]}\n");
 }
 
-// A file of to_chrome_json(): its header, and the events' lines.
 struct TraceText {
   std::string host;
   int64_t offset_ns = 0;
@@ -147,7 +147,7 @@ void add_collectives(
     const std::string& group,
     int64_t first_track,
     std::span<const mesh::FlightRecorderEntry> entries) {
-  std::vector<int64_t> free_at; // of each track
+  std::vector<int64_t> free_at; // the end of the last entry per track
   for (const auto& entry : entries) {
     auto lane = std::ranges::find_if(
         free_at, [&](int64_t end) { return end <= entry.start_ns; });
@@ -186,7 +186,7 @@ std::string to_chrome_json(const RankTrace& trace) {
     lines.push_back(named("thread_name", trace.rank, track, name));
     lines.push_back(sorted("thread_sort_index", trace.rank, track, track));
   }
-  // Parents before the spans that they hold.
+  // Spans precede the spans that they contain.
   std::vector<const TraceEvent*> order;
   for (const auto& event : trace.events) {
     order.push_back(&event);
