@@ -15,6 +15,12 @@ namespace {
 
 constexpr int64_t kNanoseconds = 1'000'000'000;
 constexpr size_t kPathBytes = 4096;
+/// In the order of ErrorCause.
+constexpr std::array<std::string_view, 4> kCauses{
+    "other",
+    "lost_peer",
+    "timed_out",
+    "out_of_memory"};
 
 void write_record(int fd, const ErrorRecord& record) {
   SafeWriter out(fd);
@@ -27,12 +33,27 @@ void write_record(int fd, const ErrorRecord& record) {
   out.close_string() << ", \"timestamp\": \""
                      << Decimal{record.time_ns / kNanoseconds}
                      << "\", \"timestamp_ns\": \"" << Decimal{record.time_ns}
-                     << "\", \"rank\": \"" << Decimal{record.rank}
-                     << "\"}, \"errorCode\": " << Decimal{record.code}
-                     << "}}\n";
+                     << "\", \"rank\": \"" << Decimal{record.rank} << "\"";
+  if (record.cause) {
+    out << ", \"cause\": \"" << to_string(*record.cause) << "\"";
+  }
+  out << "}, \"errorCode\": " << Decimal{record.code} << "}}\n";
 }
 
 } // namespace
+
+std::string_view to_string(ErrorCause cause) {
+  return kCauses[static_cast<size_t>(cause)];
+}
+
+std::optional<ErrorCause> error_cause_of(std::string_view name) {
+  for (size_t i = 0; i < kCauses.size(); ++i) {
+    if (kCauses[i] == name) {
+      return static_cast<ErrorCause>(i);
+    }
+  }
+  return std::nullopt;
+}
 
 int64_t error_time_ns() {
   timespec time{};

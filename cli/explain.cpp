@@ -49,8 +49,8 @@ int64_t world_size_of(
     }
   };
   is_open(mesh.dp_shard, "mesh.dp_shard");
-  // With a fixed dp_shard, mesh.dp=-1 needs no --world-size: the estimate has
-  // one replica.
+  // If dp_shard > 1, mesh.dp=-1 needs no --world-size: the estimate is for one
+  // replica.
   if (mesh.dp_shard == 1 || mesh.dp != -1) {
     is_open(mesh.dp, "mesh.dp");
   }

@@ -14,8 +14,10 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "base/failure_line.h"
 #include "base/memory_allocator.h"
 #include "base/process.h"
+#include "base/safe_writer.h"
 #include "cli/failure.h"
 #include "cli/program.h"
 #include "cli/usage.h"
@@ -85,10 +87,10 @@ void prepare_for_libtorch(
   // Without a working directory, libtorch's libraries end the process with a
   // message about themselves.
   if (base::is_working_directory_removed()) {
-    ::dprintf(
-        STDERR_FILENO,
-        "ERROR 2 rank=0 op=weft %s\n",
-        base::kWorkingDirectoryRemoved);
+    base::SafeWriter out(STDERR_FILENO);
+    base::write_failure_start(out, 2, 0, "weft");
+    out << base::kWorkingDirectoryRemoved << "\n";
+    out.flush();
     ::_exit(static_cast<int>(mesh::ExitCode::kUsage));
   }
   base::take_memory_for_libtorch();

@@ -183,7 +183,8 @@ class RecipeReader {
     try {
       const auto read_field = [&](auto field) {
         if constexpr (!std::is_same_v<decltype(field), OptionField>) {
-          // read_option() reads the maps.
+          // read() passes the entries of an option map to read_option(), so
+          // that no map comes here.
           read_value(value, field(recipe_));
         }
       };

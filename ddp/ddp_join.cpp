@@ -25,9 +25,9 @@
 //
 // Shadows publish the reduced gradients like all ranks, so that optimizers that
 // shard their state over the replicas step there too. In the end all ranks
-// receive the parameters and buffers of a rank that took part in most
-// reductions. Parameters with a group of their own come from a rank of that
-// group.
+// receive the parameters and buffers of the rank that completed the most
+// iterations with inputs of its own (the first of several). Parameters with a
+// group of their own come from such a rank of that group.
 
 namespace weft::ddp {
 namespace {

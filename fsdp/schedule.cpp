@@ -265,7 +265,8 @@ void Schedule::hook_outputs(
     if (!output.defined() || !output.requires_grad()) {
       continue;
     }
-    // A write to a view replaces the node of the view, but not of its base.
+    // Hooks the node of the base as well: if the view is then changed in place,
+    // backward runs the base's node and no longer the view's present one.
     const auto& base = output.is_view() ? output._base() : output;
     const auto add_hook = [&](const auto& node) {
       auto hook = std::make_unique<OutputHook>();

@@ -1,4 +1,5 @@
 #include "launcher/attempt.h"
+#include "launcher/process/outcome.h"
 
 #include <chrono>
 #include <set>
@@ -20,25 +21,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Splits a report into the text before its ERROR line, and that line, which is
-/// the last one.
-std::pair<std::string, std::string> split_last_line(std::string text) {
-  if (text.empty()) {
-    return {};
-  }
-  const size_t end = text.rfind('\n', text.size() - 2);
-  const size_t start = end == std::string::npos ? 0 : end + 1;
-  std::string line = text.substr(start, text.size() - 1 - start);
-  text.resize(start);
-  return {text, line};
-}
-
-HostResult host_end(const Outcome& outcome, const std::string& line) {
+HostResult host_end(
+    const Outcome& outcome,
+    const std::optional<WorkerExit>& cause,
+    const std::string& line) {
   HostResult end;
-  end.code = exit_code(outcome);
+  end.code = exit_code(outcome, cause);
   end.signal = outcome.requested_signal;
   end.line = line;
-  if (const auto cause = root_cause(outcome)) {
+  if (cause) {
     end.lost_peer = is_peer_loss(*cause);
     end.age = std::chrono::duration_cast<milliseconds>(
         std::chrono::system_clock::now() - failure_time(*cause));
@@ -97,12 +88,12 @@ void log_stop(const LauncherHost& host, int signal, bool is_forwarded) {
 RunResult stopped_without_worker(int signal) {
   return {
       .code = 128 + signal,
-      .line = fmt::format(
-          "ERROR {} rank=0 op=launch stopped by signal {} ({}), no worker "
-          "running",
+      .line = failure_line(
           128 + signal,
-          signal,
-          signal_name(signal)),
+          fmt::format(
+              "stopped by signal {} ({}), no worker running",
+              signal,
+              signal_name(signal))),
       .note = "",
       .restart_after = std::nullopt};
 }
@@ -201,16 +192,19 @@ HostResult Attempt::finish() {
       .host = host_name(),
       .worker_count = context_.workers.count,
       .tail = [&](int rank) { return host_.output.tail(local(rank)); },
-      .error =
-          [&](int rank) {
-            return read_error_file(host_.logs.file(local(rank), "error.json"));
-          },
       .logs = kept ? host_.logs.attempt(context_.workers.first)
                    : std::filesystem::path()};
+  for (auto& exit : outcome.exits) {
+    if (exit.code != 0) {
+      exit.error =
+          read_error_file(host_.logs.file(local(exit.rank), "error.json"));
+    }
+  }
   diagnose_failures(outcome, sources, *memory_);
-  auto [text, line] = split_last_line(report(outcome, sources));
+  const auto cause = root_cause(outcome);
+  const auto [text, line] = report(outcome, cause, sources);
   host_.output.log_line(text);
-  return host_end(outcome, line);
+  return host_end(outcome, cause, line);
 }
 
 } // namespace weft::launcher

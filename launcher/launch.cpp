@@ -1,4 +1,5 @@
 #include "launcher/launch.h"
+#include "launcher/process/outcome.h"
 
 #include <algorithm>
 #include <chrono>
@@ -172,12 +173,12 @@ RunResult Launch::await_verdict() {
       // A second signal ends the wait for the other hosts.
       return {
           .code = 128 + signal,
-          .line = fmt::format(
-              "ERROR {} rank=0 op=launch stopped by signal {} ({}) while "
-              "other hosts still ran",
+          .line = failure_line(
               128 + signal,
-              signal,
-              signal_name(signal)),
+              fmt::format(
+                  "stopped by signal {} ({}) while other hosts still ran",
+                  signal,
+                  signal_name(signal))),
           .note = "",
           .restart_after = std::nullopt};
     }

@@ -7,6 +7,7 @@
 #include "base/process.h"
 #include "launcher/launch.h"
 #include "launcher/options/options.h"
+#include "launcher/process/outcome.h"
 
 namespace {
 
@@ -25,7 +26,8 @@ std::string now() {
 }
 
 int fail(const char* sentence) {
-  std::fprintf(stderr, "ERROR 2 rank=0 op=launch %s\n", sentence);
+  std::fprintf(
+      stderr, "%s\n", weft::launcher::failure_line(2, sentence).c_str());
   return 2;
 }
 

@@ -163,8 +163,7 @@ void ReplicaGroups::restart(Group& group) {
     decide(
         group,
         {.code = 1,
-         .line = fmt::format(
-             "ERROR 1 rank={} op=launch {}", group.workers.first, error.what()),
+         .line = failure_line(1, error.what(), group.workers.first),
          .note = "",
          .restart_after = std::nullopt});
   }

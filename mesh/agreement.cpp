@@ -74,18 +74,21 @@ std::string describe_difference(
     const std::string& what,
     const std::string& who,
     const std::exception& cause) {
-  throw_error<CommError>(detail::concat(
-      "[",
-      what,
-      "] ",
-      failure_reason(cause, context.timeout),
-      ". ",
-      who,
-      " (rank ",
-      context.rank,
-      "/",
-      context.world_size,
-      ")"));
+  const auto reason = failure_reason(cause, context.timeout);
+  throw_comm_error(
+      detail::concat(
+          "[",
+          what,
+          "] ",
+          reason.text,
+          ". ",
+          who,
+          " (rank ",
+          context.rank,
+          "/",
+          context.world_size,
+          ")"),
+      reason.is_timeout);
 }
 
 /// Runs `body`. Turns an exception into a CommError that contains the text of

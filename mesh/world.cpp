@@ -388,11 +388,14 @@ std::shared_ptr<Backend> World::State::connect(
                : host;
   } catch (const std::exception& cause) {
     rethrow_if_out_of_memory(cause);
-    throw_error<CommError>(detail::concat(
-        "[make_group] ",
-        failure_reason(cause, options.timeout),
-        ". The members could not connect.",
-        where));
+    const auto reason = failure_reason(cause, options.timeout);
+    throw_comm_error(
+        detail::concat(
+            "[make_group] ",
+            reason.text,
+            ". The members could not connect.",
+            where),
+        reason.is_timeout);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/error_report.h"
+#include "base/failure_line.h"
 #include "base/safe_writer.h"
 #include "mesh/error/error.h"
 
@@ -66,13 +67,13 @@ void describe_stop(base::SafeWriter& out, int signal) {
          .rank = stop_state.rank,
          .time_ns = base::error_time_ns(),
          .message = message.view(),
+         .cause = base::ErrorCause::kOther,
          .callstack = ""});
   }
   if (has_line) {
     base::SafeWriter out(STDERR_FILENO);
-    out << "ERROR " << base::Decimal{kCode}
-        << " rank=" << base::Decimal{stop_state.rank} << " op=train "
-        << message.view() << "\n";
+    base::write_failure_start(out, kCode, stop_state.rank, "train");
+    out << message.view() << "\n";
   }
   _exit(kCode);
 }

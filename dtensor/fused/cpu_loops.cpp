@@ -82,8 +82,9 @@ class Block {
     return numbers_;
   }
 
-  /// Reads the first `size` of `room` elements that are in memory. If these
-  /// fill a block, it reads all of them and has no branch per element.
+  /// Reads `size` elements. `room` elements, at most a block, are in memory. If
+  /// a full block is, loads all of it and replaces those after `size` by
+  /// `rest`, without a branch per element.
   WEFT_INLINE const Number*
   read(const T* row, int64_t size, Number rest, int64_t room) {
     if (size == kBlock || room < kBlock) {

@@ -97,7 +97,7 @@ struct ClassTargetLoss : torch::autograd::Function<ClassTargetLoss> {
     auto known = collect(x, at, weight, part);
     const auto log_sum = known.log_sum();
 
-    // loss = slope * L - offset
+    // loss = slope * log_sum - offset. See Note [Loss parallel].
     const double kept = 1 - part.label_smoothing;
     const double share =
         part.label_smoothing / static_cast<double>(part.classes);

@@ -56,7 +56,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
       !spec.has_shard(),
       "[item] ",
       describe(self),
-      " is sharded: no rank has its value. Use full_tensor(x).item(). (",
+      " is sharded: only one rank has its value. Use full_tensor(x).item(). (",
       spec.mesh().describe_rank(),
       ")");
   // A Partial without dims, such as a loss or a norm, is reduced below.

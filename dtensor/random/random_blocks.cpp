@@ -52,8 +52,10 @@ next_words(Words& w, uint64_t seed, uint64_t stream, uint64_t first) {
   run_rounds(w, seed);
 }
 
-// Computes log_of_fraction() without branches. Integers up to 2^24 are exact as
-// floats, and vector instructions can convert a float's narrower exponent.
+// Computes log_of_fraction() without branches. n is at most 2^24, so it is
+// exact as a float. The exponent is taken from the float, because AVX2 converts
+// 32-bit integers to double, but not the 64-bit ones that hold a double's
+// exponent.
 WEFT_INLINE double vector_log(uint32_t n) {
   const auto bits =
       std::bit_cast<int32_t>(static_cast<float>(static_cast<int32_t>(n)));

@@ -16,7 +16,8 @@ using Tensors = std::vector<at::Tensor>;
 // The regions that the ranks of a step's group hold before and after the step,
 // within what the other mesh dims leave to them.
 struct Geometry {
-  /// The sizes that the other mesh dims leave to this rank and its group.
+  /// The sizes of the block that this rank's group holds together: those of the
+  /// tensor, sharded by the mesh dims that are not part of the step.
   std::vector<int64_t> left;
   std::vector<Region> before;
   std::vector<Region> after;

@@ -81,8 +81,8 @@ struct FromLocalBackward final : Node {
 };
 
 // Returns the local tensor with another TensorImpl that shares the DTensor's
-// version counter, so that autograd notices if the DTensor is changed in place
-// after a region saved its local tensor.
+// version counter. So backward fails if the DTensor is changed in place after
+// an op on the local tensor saved it.
 at::Tensor alias_local(DTensorImpl& impl) {
   return at::Tensor(impl.local().unsafeGetTensorImpl()->shallow_copy_and_detach(
       impl.version_counter(), /*allow_tensor_metadata_change=*/false));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "mesh/bootstrap/env.h"
@@ -191,11 +192,17 @@ lighthouse::StoreAnswer LighthouseLink::ask(
   lock.unlock();
   send(lighthouse::StoreRequest{
       .op = Op::kCancel, .amount = static_cast<int64_t>(request.id)});
-  throw_error<CommError>(mesh::detail::concat(
-      "[lighthouse] wait timeout after ",
+  const bool waits_for_keys = request.op == Op::kWait || request.op == Op::kGet;
+  throw_error<mesh::TimeoutError>(mesh::detail::concat(
+      waits_for_keys
+          ? "[lighthouse] no worker has set the keys "
+          : "[lighthouse] weftrun has not answered a request for the keys ",
+      c10::Join(", ", request.keys),
+      " within ",
       mesh::format_seconds(timeout),
-      " for key ",
-      request.keys.empty() ? "" : request.keys.front()));
+      waits_for_keys
+          ? ". The logs of the other workers show how far they have come."
+          : ". Check whether weftrun is stopped or its host is overloaded."));
 }
 
 c10::intrusive_ptr<c10d::Store> LighthouseLink::store() {

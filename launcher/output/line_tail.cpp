@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/failure_line.h"
+
 namespace weft::launcher {
 namespace {
 
@@ -11,17 +13,6 @@ std::string_view visible(std::string_view line) {
     line.remove_suffix(1);
   }
   return line.substr(line.rfind('\r') + 1); // npos + 1 is 0
-}
-
-std::string_view after_code(std::string_view line) {
-  constexpr std::string_view kWord = "ERROR ";
-  if (!line.starts_with(kWord)) {
-    return {};
-  }
-  line.remove_prefix(kWord.size());
-  const size_t digits =
-      std::min(line.find_first_not_of("0123456789"), line.size());
-  return digits == 0 ? std::string_view() : line.substr(digits);
 }
 
 } // namespace
@@ -41,7 +32,7 @@ void LineTail::append(std::string_view bytes) {
 
 void LineTail::end_line() {
   const std::string_view text = visible(line_);
-  if (after_code(text).starts_with(" rank=")) {
+  if (base::FailureLine::parse(text)) {
     error_line_ = text;
   }
   lines_.emplace_back(text);
@@ -64,12 +55,13 @@ std::vector<std::string> LineTail::lines() const {
 }
 
 std::string LineTail::error_line(int code) const {
-  const std::string start = "ERROR " + std::to_string(code) + " rank=";
-  const std::string_view unfinished = visible(line_);
-  if (unfinished.starts_with(start)) {
-    return std::string(unfinished);
+  for (const std::string_view line : {visible(line_), visible(error_line_)}) {
+    const auto parsed = base::FailureLine::parse(line);
+    if (parsed && parsed->code == code) {
+      return std::string(line);
+    }
   }
-  return error_line_.starts_with(start) ? error_line_ : "";
+  return "";
 }
 
 } // namespace weft::launcher

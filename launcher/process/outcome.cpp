@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include <signal.h>
+
+#include "base/failure_line.h"
 
 namespace weft::launcher {
 
@@ -20,16 +23,22 @@ int code_of(const WorkerExit& exit) {
 
 } // namespace
 
+std::string failure_line(int code, std::string text, int64_t rank) {
+  return base::FailureLine{
+      .code = code, .rank = rank, .op = "launch", .text = std::move(text)}
+      .to_string();
+}
+
 bool was_stopped_by_launcher(const WorkerExit& exit) {
-  return exit.stopped && (!exit.failed_at_ns || exit.code == 128 + SIGTERM ||
+  return exit.stopped && (!exit.error.time_ns || exit.code == 128 + SIGTERM ||
                           exit.code == 128 + SIGKILL);
 }
 
 system_clock::time_point failure_time(const WorkerExit& exit) {
-  return exit.failed_at_ns
+  return exit.error.time_ns
              ? system_clock::time_point(
                    std::chrono::duration_cast<system_clock::duration>(
-                       nanoseconds(*exit.failed_at_ns)))
+                       nanoseconds(*exit.error.time_ns)))
              : exit.when;
 }
 
@@ -57,8 +66,10 @@ std::optional<WorkerExit> root_cause(const Outcome& outcome) {
       failures.push_back(exit);
     }
   }
+  // A worker cannot fail after its exit was seen. If its time is later, the
+  // clock was set back in between.
   std::erase_if(failures, [&](const WorkerExit& exit) {
-    return failure_time(exit) > latest;
+    return std::min(failure_time(exit), exit.when) > latest;
   });
   return std::ranges::min(failures, {}, [](const WorkerExit& exit) {
     return std::tuple(
@@ -74,9 +85,8 @@ int exit_code_of_signal(int signal) {
   return signal == SIGUSR1 ? kPreempted : 128 + signal;
 }
 
-int exit_code(const Outcome& outcome) {
+int exit_code(const Outcome& outcome, const std::optional<WorkerExit>& cause) {
   if (outcome.requested_signal == 0) {
-    const auto cause = root_cause(outcome);
     return cause ? code_of(*cause) : 0;
   }
   const auto& exits = outcome.exits;

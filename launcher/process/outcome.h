@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "base/exit_code.h"
+#include "launcher/process/error_file.h"
 
 namespace weft::launcher {
 
@@ -56,9 +57,8 @@ struct WorkerExit {
   bool stopped = false;
   /// The name of the worker's host. Empty means this host.
   std::string host = {};
-  /// The time of the failure as reported by the worker, in nanoseconds since
-  /// the epoch.
-  std::optional<int64_t> failed_at_ns = {};
+  /// What the worker wrote about its failure.
+  ErrorFile error = {};
   FailureCause failure_cause = FailureCause::kNone;
   /// The peak memory of the worker, and its memory limit. 0 means unknown.
   int64_t peak_rss_bytes = 0;
@@ -69,7 +69,7 @@ struct WorkerExit {
 /// its exit was detected.
 std::chrono::system_clock::time_point failure_time(const WorkerExit& exit);
 
-/// The result of a run on this host.
+/// The outcome of the workers of this host.
 struct Outcome {
   /// The exits, in the order in which they were detected.
   std::vector<WorkerExit> exits;
@@ -87,6 +87,9 @@ struct Outcome {
 /// and any other failure over both. Empty if no worker failed by itself.
 std::optional<WorkerExit> root_cause(const Outcome& outcome);
 
+/// Returns the base::FailureLine of a failure that weftrun itself describes.
+std::string failure_line(int code, std::string text, int64_t rank = 0);
+
 /// Returns true if weftrun ended the worker.
 bool was_stopped_by_launcher(const WorkerExit& exit);
 
@@ -98,9 +101,9 @@ bool is_peer_loss(const WorkerExit& exit);
 int exit_code_of_signal(int signal);
 
 /// Returns the launcher's exit code: 0 if all workers exited with 0, otherwise
-/// the root cause's code, or 137 if it ran out of memory. After a signal from
-/// outside: the code that all workers share, but exit_code_of_signal() if their
-/// codes differ or a worker died of that signal.
-int exit_code(const Outcome& outcome);
+/// the code of `cause`, which is root_cause(outcome), or 137 if it ran out of
+/// memory. After a signal from outside: the code that all workers share, but
+/// exit_code_of_signal() if their codes differ or a worker died of that signal.
+int exit_code(const Outcome& outcome, const std::optional<WorkerExit>& cause);
 
 } // namespace weft::launcher

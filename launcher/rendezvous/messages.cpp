@@ -1,8 +1,10 @@
 #include "launcher/rendezvous/messages.h"
+#include "launcher/process/outcome.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/failure_line.h"
 #include "launcher/connection/key.h"
 
 namespace weft::launcher {
@@ -18,9 +20,9 @@ constexpr Range kMilliseconds{0, 24 * 60 * 60 * 1000};
 
 /// Returns the ERROR line of a failure, or a general one if the peer sent none.
 std::string error_line(int code, const std::string& line) {
-  return code == 0 || line.starts_with("ERROR ")
+  return code == 0 || base::FailureLine::parse(line)
              ? line
-             : fmt::format("ERROR {} rank=0 op=launch failed", code);
+             : failure_line(code, "failed");
 }
 
 } // namespace

@@ -240,8 +240,7 @@ void RendezvousClient::give_up(int code, const std::string& sentence) {
   over_ = true;
   run_result_.emplace();
   run_result_->code = code;
-  run_result_->line =
-      fmt::format("ERROR {} rank=0 op=launch {}", code, sentence);
+  run_result_->line = failure_line(code, sentence);
 }
 
 std::optional<RankAssignment> RendezvousClient::take_rank_assignment() {

@@ -102,15 +102,16 @@ void RendezvousServer::log_missing_hosts() {
     const std::string& refused = auth_listener_.refused_host();
     send_result(
         {.code = kPeerLost,
-         .line = fmt::format(
-             "ERROR {} rank=0 op=launch {} of {} hosts arrived within {} s "
-             "(--rdzv-conf join_timeout){}. Start weftrun on the others, with "
-             "the same --rdzv-endpoint, --rdzv-id and token.",
+         .line = failure_line(
              kPeerLost,
-             there,
-             count,
-             options_.hosts.join_timeout.count() / 1000.0,
-             refused.empty() ? "" : "; refused: " + refused),
+             fmt::format(
+                 "{} of {} hosts arrived within {} s (--rdzv-conf "
+                 "join_timeout){}. Start weftrun on the others, with the same "
+                 "--rdzv-endpoint, --rdzv-id and token.",
+                 there,
+                 count,
+                 options_.hosts.join_timeout.count() / 1000.0,
+                 refused.empty() ? "" : "; refused: " + refused)),
          .note = "",
          .restart_after = std::nullopt});
   } else if (now >= next_note_) {
@@ -187,8 +188,7 @@ void RendezvousServer::reject_join(
     const JoinRejection& rejection) {
   RunResult run_result;
   run_result.code = rejection.code;
-  run_result.line = fmt::format(
-      "ERROR {} rank=0 op=launch {}", rejection.code, rejection.why);
+  run_result.line = failure_line(rejection.code, rejection.why);
   link.send(to_message(run_result));
   if (rejection.is_fatal && phase_ == Phase::kWaitingForHosts) {
     send_result(run_result);
@@ -239,12 +239,13 @@ void RendezvousServer::on_message(Member& member, const json& message) {
     } else if (phase_ == Phase::kBackoff) {
       send_result(
           {.code = 128 + signal,
-           .line = fmt::format(
-               "ERROR {} rank={} op=launch stopped by signal {} on host {}",
+           .line = failure_line(
                128 + signal,
-               member.report.first_rank,
-               signal,
-               member.report.host),
+               fmt::format(
+                   "stopped by signal {} on host {}",
+                   signal,
+                   member.report.host),
+               member.report.first_rank),
            .note = "",
            .restart_after = std::nullopt});
     }
@@ -407,11 +408,10 @@ void RendezvousServer::report_signal(int signal) {
   } else if (phase_ != Phase::kOver) {
     send_result(
         {.code = 128 + signal,
-         .line = fmt::format(
-             "ERROR {} rank=0 op=launch stopped by signal {} on host {}",
+         .line = failure_line(
              128 + signal,
-             signal,
-             own().report.host),
+             fmt::format(
+                 "stopped by signal {} on host {}", signal, own().report.host)),
          .note = "",
          .restart_after = std::nullopt});
   }

@@ -34,13 +34,11 @@ RunResult of(const HostReport& cause) {
   RunResult run_result;
   if (is_lost(cause)) {
     run_result.code = kPeerLost;
-    run_result.line = fmt::format(
-        "ERROR {} rank={} op=launch {}, {} was lost: {}",
+    run_result.line = failure_line(
         kPeerLost,
-        cause.first_rank,
-        who(cause),
-        ranks(cause),
-        cause.loss);
+        fmt::format(
+            "{}, {} was lost: {}", who(cause), ranks(cause), cause.loss),
+        cause.first_rank);
     return run_result;
   }
   run_result.code = cause.end.code;
@@ -61,10 +59,8 @@ RunResult of_signal(const std::vector<HostReport>& reports, int signal) {
     }
   }
   if (run_result.line.empty() && run_result.code != 0) {
-    run_result.line = fmt::format(
-        "ERROR {} rank=0 op=launch stopped by signal {}",
-        run_result.code,
-        signal);
+    run_result.line = failure_line(
+        run_result.code, fmt::format("stopped by signal {}", signal));
   }
   return run_result;
 }

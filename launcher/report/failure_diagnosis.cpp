@@ -18,16 +18,40 @@ bool contains_any(std::string_view text, auto&& stderr_text) {
   });
 }
 
-/// Returns the cause according to the message in the error file. Without one,
-/// uses the last lines of stderr.
+// Returns true if another process, or a fault, ended the worker. Its messages
+// then do not have the cause.
+bool was_killed(const WorkerExit& exit) {
+  return exit.signal != 0 && exit.signal != SIGABRT;
+}
+
+FailureCause of(base::ErrorCause cause) {
+  switch (cause) {
+    case base::ErrorCause::kLostPeer:
+      return FailureCause::kLostPeer;
+    case base::ErrorCause::kTimedOut:
+      return FailureCause::kTimedOut;
+    case base::ErrorCause::kOutOfMemory:
+      return FailureCause::kBadAlloc;
+    case base::ErrorCause::kOther:
+      break;
+  }
+  return FailureCause::kNone;
+}
+
+/// Returns the cause that the worker wrote to its error file. Other programs
+/// write none, so their message or, without one, the last lines of standard
+/// error decide.
 FailureCause find(const WorkerExit& exit, const ReportSources& sources) {
+  if (exit.error.cause && !was_killed(exit)) {
+    return of(*exit.error.cause);
+  }
   std::string last_lines;
   for (const auto& line : sources.tail(exit.rank).lines()) {
     last_lines += line + '\n';
   }
-  const std::string message = sources.error(exit.rank).message;
+  const auto& message = exit.error.message;
   const FailureCause by_lines = diagnose_stderr(exit, last_lines);
-  // The message of a crash handler has SIGABRT and not the reason for it.
+  // The message of a crash handler has SIGABRT, and not its reason.
   const bool by_message =
       !message.empty() && by_lines != FailureCause::kBadAlloc;
   return by_message ? diagnose_stderr(exit, message) : by_lines;
@@ -49,8 +73,7 @@ FailureCause diagnose_stderr(
   constexpr std::array<std::string_view, 1> kTimedOutWords{"timed out after"};
   constexpr std::array<std::string_view, 3> kNoMemoryWords{
       "bad_alloc", "can't allocate memory", "out of memory"};
-  // A signal from another process is unrelated to the worker's output.
-  if (exit.signal != 0 && exit.signal != SIGABRT) {
+  if (was_killed(exit)) {
     return FailureCause::kNone;
   }
   if ((exit.signal == SIGABRT || exit.code == kNoMemory) &&
@@ -73,7 +96,6 @@ void diagnose_failures(
     if (exit.code == 0) {
       continue;
     }
-    exit.failed_at_ns = sources.error(exit.rank).time_ns;
     exit.failure_cause = find(exit, sources);
     memory.explain(exit);
   }

@@ -127,7 +127,8 @@ bool is_said(
   });
 }
 
-std::string stderr_tail(int rank, const ReportSources& sources) {
+std::string stderr_tail(const WorkerExit& exit, const ReportSources& sources) {
+  const int rank = exit.rank;
   std::string text;
   const auto lines = sources.tail(rank).lines();
   if (lines.empty()) {
@@ -135,12 +136,11 @@ std::string stderr_tail(int rank, const ReportSources& sources) {
   } else {
     text += indent(fmt::format("last output of rank {}", rank), lines);
   }
-  const ErrorFile error = sources.error(rank);
-  const auto message = split_lines(error.message);
+  const auto message = split_lines(exit.error.message);
   if (!is_said(message, lines)) {
     text += indent(fmt::format("error file of rank {}", rank), message);
   }
-  const auto frames = readable_frames(error.callstack, kFrames);
+  const auto frames = readable_frames(exit.error.callstack, kFrames);
   if (!frames.empty()) {
     text += indent(fmt::format("backtrace of rank {}", rank), frames);
   }
@@ -178,31 +178,30 @@ own_error_line(const Outcome& outcome, const WorkerExit* cause, int code) {
     const std::string how =
         outcome.killed ? "; workers did not exit in time and were killed" : "";
     const int rank = cause != nullptr ? cause->rank : 0;
-    return fmt::format(
-        "ERROR {} rank={} op=launch stopped by signal {} ({}){}",
+    return failure_line(
         code,
-        rank,
-        outcome.requested_signal,
-        signal_name(outcome.requested_signal),
-        how);
+        fmt::format(
+            "stopped by signal {} ({}){}",
+            outcome.requested_signal,
+            signal_name(outcome.requested_signal),
+            how),
+        rank);
   }
   const char* how = cause->failure_cause == FailureCause::kOutOfMemory ? ""
                     : cause->signal != 0 ? "killed by "
                                          : "ended with ";
-  return fmt::format(
-      "ERROR {} rank={} op=launch worker {}{}",
-      code,
-      cause->rank,
-      how,
-      describe(*cause));
+  return failure_line(
+      code, fmt::format("worker {}{}", how, describe(*cause)), cause->rank);
 }
 
 /// Returns the worker that the report is about. This is the root cause or, if a
 /// signal requested the end of the run, the first worker that did not end as
 /// requested.
-std::optional<WorkerExit> culprit(const Outcome& outcome) {
+std::optional<WorkerExit> culprit(
+    const Outcome& outcome,
+    const std::optional<WorkerExit>& cause) {
   if (outcome.requested_signal == 0) {
-    return root_cause(outcome);
+    return cause;
   }
   for (const auto& exit : outcome.exits) {
     if (exit.code != 0 && exit.code != kPreempted &&
@@ -243,33 +242,38 @@ std::string who_failed(
         outcome.killed ? ", some by SIGKILL" : "",
         join(stopped));
   }
-  return text + stderr_tail(cause.rank, sources);
+  return text + stderr_tail(cause, sources);
 }
 
 } // namespace
 
-std::string report(const Outcome& outcome, const ReportSources& sources) {
-  const int code = exit_code(outcome);
+Report report(
+    const Outcome& outcome,
+    const std::optional<WorkerExit>& cause,
+    const ReportSources& sources) {
+  const int code = exit_code(outcome, cause);
   if (code == 0) {
-    return "";
+    return {};
   }
-  const auto found = culprit(outcome);
-  const WorkerExit* cause = found ? &*found : nullptr;
-  std::string text;
-  if (cause != nullptr) {
-    text += who_failed(outcome, *cause, sources);
+  const auto found = culprit(outcome, cause);
+  const WorkerExit* subject = found ? &*found : nullptr;
+  Report result;
+  if (subject != nullptr) {
+    result.text += who_failed(outcome, *subject, sources);
   }
   if (!outcome.stuck.empty()) {
-    text += fmt::format(
+    result.text += fmt::format(
         "  rank {} did not exit after SIGKILL: it is blocked in the kernel\n",
         join(outcome.stuck));
   }
   if (!sources.logs.empty()) {
-    text += fmt::format("  logs: {}\n", sources.logs.string());
+    result.text += fmt::format("  logs: {}\n", sources.logs.string());
   }
-  const std::string line = workers_error_line(outcome, cause, code, sources);
-  return text + (line.empty() ? own_error_line(outcome, cause, code) : line) +
-         "\n";
+  result.line = workers_error_line(outcome, subject, code, sources);
+  if (result.line.empty()) {
+    result.line = own_error_line(outcome, subject, code);
+  }
+  return result;
 }
 
 } // namespace weft::launcher

@@ -2,11 +2,11 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "launcher/output/line_tail.h"
 #include "launcher/process/outcome.h"
-#include "launcher/report/error_file.h"
 
 namespace weft::launcher {
 
@@ -15,15 +15,23 @@ struct ReportSources {
   std::string host;
   int worker_count = 0;
   std::function<LineTail(int rank)> tail;
-  std::function<ErrorFile(int rank)> error;
   /// The log folder, which the report names. Empty if no logs were kept.
   std::filesystem::path logs;
 };
 
-/// Returns the text for standard error after a run that failed: the failed
-/// ranks, the last output and backtrace of the root cause, and as the last line
-/// `ERROR <code> rank=<r> op=<op> <sentence>`, the worker's own if it wrote
-/// one. Empty if the run succeeded.
-std::string report(const Outcome& outcome, const ReportSources& sources);
+/// The text for standard error after a run that failed.
+struct Report {
+  /// The failed ranks, and the last output and backtrace of the root cause.
+  std::string text;
+  /// The base::FailureLine, the worker's own if it wrote one.
+  std::string line;
+};
+
+/// Returns the report of an outcome whose failures were diagnosed. `cause` is
+/// root_cause(outcome). Empty if the run succeeded.
+Report report(
+    const Outcome& outcome,
+    const std::optional<WorkerExit>& cause,
+    const ReportSources& sources);
 
 } // namespace weft::launcher

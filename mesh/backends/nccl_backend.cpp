@@ -270,17 +270,19 @@ class NcclBackend final : public Backend {
     }
   }
 
-  std::string failure() const override {
+  FailureReason failure() const override {
     switch (group_->getError()) {
       case c10d::ErrorType::SUCCESS:
         return {};
       case c10d::ErrorType::TIMEOUT:
-        return "Timed out after " + format_seconds(members().timeout) +
-               "; not all ranks took part";
+        return {
+            .text = "Timed out after " + format_seconds(members().timeout) +
+                    "; not all ranks took part",
+            .is_timeout = true};
       case c10d::ErrorType::REMOTE_ERROR:
-        return "A peer failed";
+        return {"A peer failed"};
       default:
-        return "NCCL failed: a peer is gone, or the network failed";
+        return {"NCCL failed: a peer is gone, or the network failed"};
     }
   }
 
@@ -374,7 +376,7 @@ class NcclBackend final : public Backend {
              std::chrono::steady_clock::now() - start < kPatience) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      if (*under_way_ == 0 && failure().empty()) {
+      if (*under_way_ == 0 && failure().text.empty()) {
         group_->shutdown();
       } else {
         group_->abort();

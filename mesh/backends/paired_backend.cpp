@@ -62,9 +62,9 @@ class PairedBackend final : public Backend {
     host_->abort();
     device_->abort();
   }
-  std::string failure() const override {
+  FailureReason failure() const override {
     auto reason = device_->failure();
-    return reason.empty() ? host_->failure() : reason;
+    return reason.text.empty() ? host_->failure() : reason;
   }
 
  private:

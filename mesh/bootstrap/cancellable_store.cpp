@@ -45,7 +45,7 @@ void wait_in_slices(
         throw; // The store is gone, because the wait failed early.
       }
       if (end == deadline) {
-        throw_error<CommError>(detail::concat(
+        throw_error<TimeoutError>(detail::concat(
             "wait timeout after ",
             timeout.count(),
             "ms, keys: ",

@@ -118,7 +118,7 @@ void wait_for_server(
   const auto deadline = Clock::now() + timeout;
   while (!is_served(address, port)) {
     if (Clock::now() >= deadline) {
-      throw std::runtime_error("timed out: rank 0 does not serve the store");
+      throw_error<TimeoutError>("timed out: rank 0 does not serve the store");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10d::Store> open_store(
   auto store = task.get_future();
   std::thread(std::move(task)).detach();
   if (store.wait_for(options.timeout + kSlack) != std::future_status::ready) {
-    throw std::runtime_error(
+    throw_error<TimeoutError>(
         "timed out: the process listening on MASTER_PORT does not answer like "
         "rank 0's store; does another program use the port?");
   }
@@ -231,18 +231,21 @@ c10::intrusive_ptr<c10d::Store> connect_store(
       // an error about the name if it is still unknown.
       local_address_towards(job.master_address);
     }
-    throw_error<CommError>(detail::concat(
-        "[rendezvous] ",
-        failure_reason(cause, timeout),
-        ". (rank ",
-        job.rank,
-        "/",
-        job.world_size,
-        ", store ",
-        job.master_address,
-        ":",
-        job.master_port,
-        ")"));
+    const auto reason = failure_reason(cause, timeout);
+    throw_comm_error(
+        detail::concat(
+            "[rendezvous] ",
+            reason.text,
+            ". (rank ",
+            job.rank,
+            "/",
+            job.world_size,
+            ", store ",
+            job.master_address,
+            ":",
+            job.master_port,
+            ")"),
+        reason.is_timeout);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "mesh/communicator/communicator.h"
+#include "mesh/error/failure.h"
 
 namespace weft::mesh {
 
@@ -101,9 +102,9 @@ class Backend {
   /// Makes the running operations fail soon. May be called from any thread.
   virtual void abort() noexcept = 0;
 
-  /// The error of a device collective that failed after wait() returned. Empty
-  /// if none failed.
-  virtual std::string failure() const { return {}; }
+  /// The error of a device collective that failed after wait() returned. Its
+  /// text is empty if none failed.
+  virtual FailureReason failure() const { return {}; }
 
  protected:
   uint64_t identity() const { return identity_; }

@@ -59,15 +59,15 @@ void GroupState::throw_failure(
   if (failure.is_disagreement) {
     throw_error<DisagreementError>(text);
   }
-  throw_error<CommError>(text);
+  throw_comm_error(text, failure.is_timeout);
 }
 
 void check_usable(GroupState& group, const FlightRecorderEntry& call) {
   auto failure = group.failure();
   if (failure.reason.empty()) {
-    failure.reason = group.backend->failure();
-    if (!failure.reason.empty()) { // A device collective failed after wait().
-      failure.is_timeout = failure.reason.starts_with("Timed out");
+    const auto device = group.backend->failure();
+    if (!device.text.empty()) { // A device collective failed after wait().
+      failure = {.reason = device.text, .is_timeout = device.is_timeout};
       if (const auto watch = group.watch.lock()) {
         failure = watch->explain(failure);
       }
@@ -107,8 +107,9 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
   }
   auto failure = group->failure();
   if (failure.reason.empty()) {
-    failure.reason = failure_reason(cause, group->backend->members().timeout);
-    failure.is_timeout = failure.reason.starts_with("Timed out");
+    auto reason = failure_reason(cause, group->backend->members().timeout);
+    failure = {
+        .reason = std::move(reason.text), .is_timeout = reason.is_timeout};
     if (const auto watch = group->watch.lock()) {
       failure = watch->explain(failure);
     }

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/error_report.h"
+#include "base/failure_line.h"
 #include "base/safe_writer.h"
 #include "base/stacks/callstack.h"
 #include "base/stacks/crash_stack.h"
@@ -143,9 +144,8 @@ void write_last_line() {
     return;
   }
   base::SafeWriter out(STDERR_FILENO);
-  out << "ERROR " << base::Decimal{state.code}
-      << " rank=" << base::Decimal{state.rank} << " op=crash "
-      << std::string_view(state.message.data(), state.message_bytes) << "\n";
+  base::write_failure_start(out, state.code, state.rank, "crash");
+  out << std::string_view(state.message.data(), state.message_bytes) << "\n";
 }
 
 void report(const siginfo_t& info, const void* context) {
@@ -159,6 +159,8 @@ void report(const siginfo_t& info, const void* context) {
       .rank = state.rank,
       .time_ns = base::error_time_ns(),
       .message = message.view(),
+      .cause = has_no_memory ? std::optional(base::ErrorCause::kOutOfMemory)
+                             : std::nullopt,
       .callstack = ""};
   // The file is written without a backtrace first, because unwinding may crash.
   const char* path = state.error_file.data();

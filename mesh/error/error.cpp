@@ -21,4 +21,11 @@ void throw_value_error(
 }
 
 } // namespace detail
+void throw_comm_error(std::string message, bool is_timeout) {
+  if (is_timeout) {
+    throw_error<TimeoutError>(std::move(message));
+  }
+  throw_error<CommError>(std::move(message));
+}
+
 } // namespace weft::mesh

@@ -18,12 +18,22 @@ using base::ExitCode;
 struct ErrorContext {
   /// The context as text.
   std::string text;
+
+  /// Returns " (text)", or "" if the text is empty.
+  std::string in_parentheses() const {
+    return text.empty() ? "" : " (" + text + ")";
+  }
 };
 
 /// Thrown if a collective or the rendezvous failed: a peer is gone or a timeout
 /// expired.
 class CommError : public c10::DistBackendError {
   using c10::DistBackendError::DistBackendError;
+};
+
+/// Thrown if a wait for another rank has timed out.
+class TimeoutError : public CommError {
+  using CommError::CommError;
 };
 
 /// Thrown on every rank when a value that must be identical on all ranks
@@ -60,21 +70,25 @@ template <class E>
   throw E(where, std::move(message));
 }
 
+/// Throws TimeoutError if `is_timeout`, and CommError otherwise.
+[[noreturn]] void throw_comm_error(std::string message, bool is_timeout);
+
 /// Returns the first line of libtorch's message, without the source location.
 std::string first_line_of(const c10::Error& error);
 
 } // namespace weft::mesh
 
 /// Throws c10::ValueError "[op] text. (context)" unless `condition`. `where` is
-/// an expression of type ErrorContext, evaluated only on failure.
-#define WEFT_CHECK(condition, op, where, ...)                        \
-  do {                                                               \
-    if (!(condition)) [[unlikely]] {                                 \
-      ::weft::mesh::detail::throw_value_error(                       \
-          __FILE__,                                                  \
-          __LINE__,                                                  \
-          __func__,                                                  \
-          ::weft::mesh::detail::concat(                              \
-              "[", op, "] ", __VA_ARGS__, " (", (where).text, ")")); \
-    }                                                                \
+/// an expression of type ErrorContext, evaluated only on failure. An empty
+/// context is left out.
+#define WEFT_CHECK(condition, op, where, ...)                         \
+  do {                                                                \
+    if (!(condition)) [[unlikely]] {                                  \
+      ::weft::mesh::detail::throw_value_error(                        \
+          __FILE__,                                                   \
+          __LINE__,                                                   \
+          __func__,                                                   \
+          ::weft::mesh::detail::concat(                               \
+              "[", op, "] ", __VA_ARGS__, (where).in_parentheses())); \
+    }                                                                 \
   } while (false)

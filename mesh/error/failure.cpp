@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/string_streams.h"
+#include "mesh/error/error.h"
 
 namespace weft::mesh {
 namespace {
@@ -84,7 +85,7 @@ void rethrow_if_out_of_memory(const std::exception& error) {
   }
 }
 
-std::string failure_reason(
+FailureReason failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout) {
   constexpr std::array<std::string_view, 5> kTimedOut{
@@ -100,13 +101,16 @@ std::string failure_reason(
   // Checked before timeouts, because gloo's text for a lost peer may mention a
   // timeout, too.
   if (contains_any(cause, kPeerLost)) {
-    return "A peer is gone: " + cause;
+    return {"A peer is gone: " + cause};
   }
-  if (contains_any(cause, kTimedOut)) {
-    return "Timed out after " + format_seconds(timeout) +
-           "; not all ranks took part: " + cause;
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr ||
+      contains_any(cause, kTimedOut)) {
+    return {
+        .text = "Timed out after " + format_seconds(timeout) +
+                "; not all ranks took part: " + cause,
+        .is_timeout = true};
   }
-  return cause;
+  return {cause};
 }
 
 } // namespace weft::mesh

@@ -12,9 +12,17 @@ std::string message_of(const std::exception& error);
 /// The text of an error that was kept, which may be of any type.
 std::string message_of(const std::exception_ptr& error);
 
-/// Describes a communication error in a sentence that tells the user what to
-/// do. `timeout` is the timeout of the operation.
-std::string failure_reason(
+/// The reason of a communication error.
+struct FailureReason {
+  /// A sentence without a period.
+  std::string text;
+  bool is_timeout = false;
+};
+
+/// Describes a communication error. `timeout` is the timeout of the operation.
+/// Errors of libtorch, gloo and NCCL are classified by their text, because they
+/// have no types.
+FailureReason failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout);
 

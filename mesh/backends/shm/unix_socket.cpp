@@ -68,7 +68,7 @@ void wait_readable(int fd, const SocketLimit& limit) {
       return;
     }
     if (ready == 0) {
-      throw_error<CommError>(
+      throw_error<TimeoutError>(
           "[shared memory] timed out while waiting for another rank at the "
           "rendezvous");
     }

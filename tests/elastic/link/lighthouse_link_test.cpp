@@ -54,7 +54,7 @@ TEST(LighthouseLink, AWaitEndsByItsKeyAndByItsTimeout) {
   EXPECT_THAT(
       message_of_thrown<CommError>(
           [&] { one->wait({"late"}, milliseconds(10)); }),
-      HasSubstr("[lighthouse] wait timeout after 0.01 s for key late"));
+      HasSubstr("[lighthouse] no worker has set the keys late within 0.01 s"));
   // Requests of one connection do not wait for each other.
   std::thread waiting([&] { other->wait({"late"}, seconds(30)); });
   other->set("early", std::string("1"));

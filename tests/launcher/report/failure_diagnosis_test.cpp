@@ -61,5 +61,60 @@ TEST(FailureDiagnosisTest, AFailedAllocationIsOutOfMemory) {
       diagnose_stderr(exited(2), "checked for bad_alloc"), FailureCause::kNone);
 }
 
+class DiagnosedFailures : public ::testing::Test {
+ protected:
+  // The cause of a worker that ended so and wrote `words` to standard error.
+  FailureCause cause(const WorkerExit& exit, const std::string& words) {
+    Outcome outcome;
+    outcome.exits.push_back(exit);
+    OomMonitor memory({});
+    const ReportSources sources{
+        .host = "loom",
+        .worker_count = 1,
+        .tail =
+            [&](int) {
+              LineTail tail;
+              tail.append(words + "\n");
+              return tail;
+            },
+        .logs = ""};
+    diagnose_failures(outcome, sources, memory);
+    return outcome.exits.front().failure_cause;
+  }
+  static WorkerExit with_cause(WorkerExit exit, base::ErrorCause cause) {
+    exit.error.message = "Broken pipe";
+    exit.error.cause = cause;
+    return exit;
+  }
+};
+
+TEST_F(DiagnosedFailures, AreWhatTheErrorFileStates) {
+  using base::ErrorCause;
+  const char* misleading = "out of memory, timed out after 3 s";
+  EXPECT_EQ(
+      cause(with_cause(exited(1), ErrorCause::kOther), misleading),
+      FailureCause::kNone);
+  EXPECT_EQ(
+      cause(with_cause(exited(150), ErrorCause::kLostPeer), misleading),
+      FailureCause::kLostPeer);
+  EXPECT_EQ(
+      cause(with_cause(exited(150), ErrorCause::kTimedOut), ""),
+      FailureCause::kTimedOut);
+  EXPECT_EQ(
+      cause(with_cause(exited(137), ErrorCause::kOutOfMemory), ""),
+      FailureCause::kBadAlloc);
+  EXPECT_EQ(
+      cause(with_cause(killed(SIGSEGV), ErrorCause::kLostPeer), ""),
+      FailureCause::kNone);
+}
+
+TEST_F(DiagnosedFailures, AreFoundInTheWordsOfOtherPrograms) {
+  auto other = exited(1);
+  other.error.message = "RuntimeError: Connection reset by peer";
+  EXPECT_EQ(cause(other, ""), FailureCause::kLostPeer);
+  EXPECT_EQ(cause(exited(1), "write: Broken pipe"), FailureCause::kLostPeer);
+  EXPECT_EQ(cause(exited(1), "KeyError"), FailureCause::kNone);
+}
+
 } // namespace
 } // namespace weft::launcher

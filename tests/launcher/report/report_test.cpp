@@ -33,8 +33,15 @@ class Report : public ::testing::Test {
   }
 
   std::string text() {
-    return report(
+    for (auto& exit : outcome_.exits) {
+      const auto path = folder_ / std::to_string(exit.rank);
+      if (std::filesystem::exists(path)) {
+        exit.error = read_error_file(path);
+      }
+    }
+    const auto [text, line] = report(
         outcome_,
+        root_cause(outcome_),
         {.host = "loom",
          .worker_count = 4,
          .tail =
@@ -43,11 +50,8 @@ class Report : public ::testing::Test {
                tail.append(stderr_[rank]);
                return tail;
              },
-         .error =
-             [&](int rank) {
-               return read_error_file(folder_ / std::to_string(rank));
-             },
          .logs = ""});
+    return line.empty() ? text : text + line + "\n";
   }
 
   test::TempFolder folder_;
@@ -173,7 +177,7 @@ TEST_F(Report, MarksConsequencesAndSortsByTime) {
 // It had failed before weftrun ended it.
 TEST_F(Report, WhoFailedByItselfWasNotEndedByWeftrun) {
   add(2, 137, SIGKILL);
-  add(0, 150, 0, /*stopped=*/true).failed_at_ns = 1'000'000'000;
+  add(0, 150, 0, /*stopped=*/true).error.time_ns = 1'000'000'000;
   add(1, 150, 0, /*stopped=*/true);
   const auto report = text();
   EXPECT_THAT(report, HasSubstr("2 of 4 workers failed"));

@@ -1,4 +1,4 @@
-#include "launcher/report/error_file.h"
+#include "launcher/process/error_file.h"
 
 #include <algorithm>
 #include <fstream>
@@ -48,6 +48,7 @@ ErrorFile read_error_file(const std::filesystem::path& path) {
   const auto extra = message.find("extraInfo");
   if (extra != message.end() && extra->is_object()) {
     file.time_ns = base::parse_int<int64_t>(text_at(*extra, "timestamp_ns"));
+    file.cause = base::error_cause_of(text_at(*extra, "cause"));
     const std::string callstack = text_at(*extra, "py_callstack");
     file.callstack = callstack.starts_with("#0 ") ? callstack : "";
   }

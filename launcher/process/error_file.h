@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "base/error_report.h"
+
 namespace weft::launcher {
 
 /// The contents of TORCHELASTIC_ERROR_FILE, as written by a failed worker.
@@ -17,10 +19,13 @@ struct ErrorFile {
   /// seconds, which are less precise than the time at which the exit was
   /// detected.
   std::optional<int64_t> time_ns;
+  /// The cause, as far as the worker knows it. Not set by other programs than
+  /// Weft, and in crashes.
+  std::optional<base::ErrorCause> cause;
 };
 
 /// Reads {"message": "..."} or {"message": {"message": "...", "extraInfo":
-/// {"py_callstack": "...", "timestamp_ns": "..."}}}.
+/// {"py_callstack": "...", "timestamp_ns": "...", "cause": "..."}}}.
 ErrorFile read_error_file(const std::filesystem::path& path);
 
 } // namespace weft::launcher
