@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 
-from fault_runs import ROOT, Run, clean_environment, row
+from fault_runs import ROOT, Run, clean_environment, row, without_prefix
 
 STEPS = 8
 RECIPE = f"""name: faulty
@@ -103,7 +103,8 @@ def slowed(suite):
                    suite.runs)
     for case in found:
         rank, phase, _ = case["slower"].split(":")
-        named = [(step, text) for step, text in case["said"]
+        said = [(step, without_prefix(text)) for step, text in case["said"]]
+        named = [(step, text) for step, text in said
                  if text.startswith(f"rank {rank} is slow: ") and step > 0]
         case["steps"] = named[0][0] if named else None
         case["phase"] = bool(named) and f": {phase} takes" in named[0][1]

@@ -40,6 +40,14 @@ def clean_environment(**more):
     return {"OMP_NUM_THREADS": "1", **environment, **more}
 
 
+def without_prefix(line):
+    """A log line without time, level and rank. Level and rank stay before an op."""
+    text = re.sub(r"^\d\d:\d\d:\d\d (?=[A-Z]+ )", "", line)
+    if text == line or re.match(r"[A-Z]+ rank=\d+ op=", text):
+        return text
+    return re.sub(r"^[A-Z]+ (rank=\d+ )?", "", text)
+
+
 class Run:
     """A process in a session of its own, whose lines are read as they come."""
 
@@ -59,7 +67,7 @@ class Run:
 
     def read(self, stream):
         for line in stream:
-            self.lines.append((time.monotonic(), line.rstrip("\n")))
+            self.lines.append((time.monotonic(), without_prefix(line.rstrip("\n"))))
 
     def end(self, seconds=120):
         """Its exit code; a run that does not end in time is killed: None."""

@@ -10,6 +10,7 @@
 
 #include "checkpoint/load/key_pattern.h"
 #include "cli/checkpoint_text.h"
+#include "cli/log.h"
 #include "cli/progress_bar.h"
 #include "hf/export_model.h"
 #include "hf/export_tensors.h"
@@ -59,7 +60,7 @@ void export_model(const ExportArguments& arguments) {
   const auto done = hf::export_model(step, arguments.to, options);
   bar.erase();
   for (const auto& note : done.notes) {
-    std::fprintf(stderr, "%s\n", note.c_str());
+    command_log().info(note);
   }
   if (arguments.json) {
     print(Json{

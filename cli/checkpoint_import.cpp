@@ -17,6 +17,7 @@
 #include "checkpoint/transfer/describe_safetensors.h"
 #include "checkpoint/transfer/import_tensors.h"
 #include "cli/checkpoint_text.h"
+#include "cli/log.h"
 #include "cli/progress_bar.h"
 #include "hf/config_json.h"
 #include "hf/import_model.h"
@@ -144,8 +145,7 @@ void import_model(const ImportArguments& arguments) {
       arguments.from, arguments.to, int64_t{128} << 20, bar.callback());
   bar.erase();
   if (!done.notice.empty()) {
-    std::fprintf(
-        stderr, "%s: %s\n", arguments.from.c_str(), done.notice.c_str());
+    command_log().info(fmt::format("{}: {}", arguments.from, done.notice));
   }
   if (arguments.json) {
     print(Json{
@@ -169,12 +169,11 @@ void import_any(const ImportArguments& arguments) {
       arguments.as == "model" ||
       (arguments.as == "auto" && looks_like_model(arguments.from));
   if (arguments.as == "auto" && !arguments.quiet) {
-    std::fprintf(
-        stderr,
-        "taking %s as %s\n",
-        arguments.from.c_str(),
+    command_log().info(fmt::format(
+        "taking {} as {}",
+        arguments.from,
         is_model ? "a model of Hugging Face's (--as tensors: as it is)"
-                 : "tensors");
+                 : "tensors"));
   }
   is_model ? import_model(arguments) : import_tensors(arguments);
 }

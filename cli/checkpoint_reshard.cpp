@@ -8,6 +8,7 @@
 
 #include "checkpoint/transfer/reshard.h"
 #include "cli/checkpoint_text.h"
+#include "cli/log.h"
 #include "cli/progress_bar.h"
 
 namespace weft::cli {
@@ -32,7 +33,7 @@ void reshard(const ReshardArguments& arguments) {
   const auto done = checkpoint::reshard(step, arguments.to, options);
   bar.erase();
   for (const auto& note : done.notes) {
-    std::fprintf(stderr, "%s\n", note.c_str());
+    command_log().info(note);
   }
   std::string mesh;
   for (const auto& [name, size] : options.mesh) {

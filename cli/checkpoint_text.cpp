@@ -14,6 +14,7 @@
 #include "checkpoint/files/folder.h"
 #include "checkpoint/hmac_key.h"
 #include "checkpoint/store/store.h"
+#include "cli/log.h"
 #include "mesh/error/error.h"
 
 namespace weft::cli {
@@ -193,7 +194,7 @@ std::vector<fs::path> steps_of(const fs::path& path) {
 fs::path newest_step_of(const fs::path& path) {
   auto newest = steps_of(path).front();
   if (newest != path) {
-    std::fprintf(stderr, "taking %s\n", newest.c_str());
+    command_log().info("taking " + newest.string());
   }
   return newest;
 }

@@ -7,6 +7,7 @@
 
 #include "base/json_text.h"
 #include "cli/inference.h"
+#include "cli/log.h"
 #include "cli/program.h"
 #include "inference/eval_samples.h"
 #include "inference/evaluate.h"
@@ -54,10 +55,10 @@ void eval(const EvalArguments& arguments) {
       recipe,
       mesh,
       arguments.checkpoint,
-      log_to_stderr,
+      command_log(),
       arguments.weight_kind());
   const auto result = inference::evaluate(
-      *model, mesh, samples, recipe.train.micro_batch_size, log_to_stderr);
+      *model, mesh, samples, recipe.train.micro_batch_size, command_log());
   if (mesh.world().rank() == 0) {
     write_to_stdout(
         arguments.json ? result_json(result)

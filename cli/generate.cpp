@@ -13,6 +13,7 @@
 
 #include "base/json_text.h"
 #include "cli/inference.h"
+#include "cli/log.h"
 #include "cli/program.h"
 #include "inference/generator.h"
 #include "inference/inference_model.h"
@@ -128,7 +129,7 @@ void log_speed(
   }
   const double seconds =
       std::chrono::duration<double>(Clock::now() - start).count();
-  log_to_stderr(fmt::format(
+  command_log().info(fmt::format(
       "{} tokens in {:.2f} s, prompts included: {:.0f} tokens/s",
       tokens,
       seconds,
@@ -150,7 +151,7 @@ void log_unknown_tokens(
     });
   }
   if (unknown > 0) {
-    log_to_stderr(fmt::format(
+    command_log().info(fmt::format(
         "{} tokens are not among the {} of the tokenizer ({}) and were left "
         "out; --json writes their numbers, and --tokenizer selects another "
         "tokenizer",
@@ -165,11 +166,12 @@ void log_tokenizer(
     const config::Recipe& recipe,
     const tokenizers::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) {
-    log_to_stderr(fmt::format(
+    command_log().info(fmt::format(
         "tokens are written as numbers, without a tokenizer: {}",
         inference::why_no_tokenizer(recipe)));
   } else if (!recipe.model.from.empty()) {
-    log_to_stderr(fmt::format("text is that of {}", tokenizer->describe()));
+    command_log().info(
+        fmt::format("text is that of {}", tokenizer->describe()));
   }
 }
 
@@ -193,7 +195,7 @@ std::string told(
 
 void log_length(const config::Recipe& recipe, const config::Recipe& to_run) {
   if (to_run.data.sequence_length > recipe.data.sequence_length) {
-    log_to_stderr(fmt::format(
+    command_log().info(fmt::format(
         "up to {} tokens: longer than the data.sequence_length of {}",
         to_run.data.sequence_length,
         recipe.data.sequence_length));
@@ -260,7 +262,7 @@ void run_generate(const GenerateArguments& arguments) {
       to_run,
       mesh,
       arguments.checkpoint,
-      log_to_stderr,
+      command_log(),
       arguments.weight_kind());
   const auto start = Clock::now();
   const bool has_several = prompts.size() > 1 || arguments.num_samples > 1;

@@ -86,10 +86,6 @@ mesh::DeviceMesh join_mesh(
   return inference::make_inference_mesh(recipe, world);
 }
 
-void log_to_stderr(const std::string& line) {
-  std::fprintf(stderr, "%s\n", line.c_str());
-}
-
 void write_to_stdout(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
       std::fflush(stdout) != 0) {

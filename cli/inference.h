@@ -47,9 +47,6 @@ mesh::DeviceMesh join_mesh(
     const std::string& field,
     const std::string& value);
 
-/// Writes to stderr, because stdout has the results.
-void log_to_stderr(const std::string& line);
-
 /// Throws: mesh::UsageError if stdout cannot be written.
 void write_to_stdout(const std::string& text);
 

@@ -15,6 +15,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/failure_line.h"
+#include "base/log.h"
 #include "base/memory_allocator.h"
 #include "base/process.h"
 #include "base/safe_writer.h"
@@ -80,6 +81,25 @@ int report_unwritten_output(const std::string& command) {
           errno == 0 ? "" : std::strerror(errno)));
 }
 
+// Adds --log-level to every command without subcommands. It sets the variable
+// that all loggers of the process read.
+void add_log_level(CLI::App& command) {
+  const auto subcommands = command.get_subcommands({});
+  for (auto* subcommand : subcommands) {
+    add_log_level(*subcommand);
+  }
+  if (subcommands.empty()) {
+    command
+        .add_option_function<std::string>(
+            "--log-level",
+            [](const std::string& level) {
+              mesh::env::set(base::kLogLevelVariable, level.c_str());
+            },
+            "Least level of log lines: debug, info (default), warning or error")
+        ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  }
+}
+
 void prepare_for_libtorch(
     int /*argc*/,
     char** /*argv*/,
@@ -118,7 +138,13 @@ int main(int argc, char** argv, config::ModelTypes models) {
   program.set_version_flag("--version", "weft 0.1.0");
   program.require_subcommand(1);
   add_commands(program);
+  add_log_level(program);
   try {
+    if (const auto error =
+            base::log_level_error(mesh::env::get(base::kLogLevelVariable));
+        !error.empty()) {
+      mesh::throw_error<mesh::UsageError>(error);
+    }
     models::check_model_types(*program.models().types);
     program.parse(words_to_parse(program, argc, argv), argv);
   } catch (const CLI::ParseError& error) {

@@ -54,7 +54,7 @@ Evaluation evaluate(
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
-    const LogLine& log_line) {
+    const base::Logger& log) {
   const at::NoGradGuard no_grad;
   const auto& world = mesh.world();
   const auto batch = train::batch_mesh(mesh);
@@ -69,7 +69,7 @@ Evaluation evaluate(
             model, samples, first + own, batch_size, world.device()));
     if (world.rank() == 0 && EvalClock::now() - said > kBetweenLines) {
       said = EvalClock::now();
-      log_line(fmt::format(
+      log.info(fmt::format(
           "{} of {} samples",
           std::min(first + step, samples.count),
           samples.count));

@@ -21,7 +21,7 @@ struct Evaluation {
 
 /// Computes the mean cross entropy of all targets of `samples`. Each replica
 /// takes `batch_size` samples at a time; at the end some have fewer or none.
-/// Calls `log_line` regularly with the progress.
+/// Logs the progress regularly.
 /// Collective: all ranks of `mesh`, the mesh of the model's job; blocks.
 /// Throws: NonFiniteError if the loss is not finite.
 Evaluation evaluate(
@@ -29,6 +29,6 @@ Evaluation evaluate(
     const mesh::DeviceMesh& mesh,
     const EvalSamples& samples,
     int64_t batch_size,
-    const LogLine& log_line);
+    const base::Logger& log);
 
 } // namespace weft::inference

@@ -154,7 +154,7 @@ std::string load_newest(
     models::Model& model,
     const std::vector<std::string>& steps,
     train::WeightKind kind,
-    const LogLine& log_line) {
+    const base::Logger& log) {
   for (const auto& step : steps) {
     try {
       return train::load_model_weights(recipe, model, mesh, step, kind);
@@ -163,7 +163,7 @@ std::string load_newest(
         throw;
       }
       if (mesh.world().rank() == 0) {
-        log_line(fmt::format(
+        log.warning(fmt::format(
             "cannot load {}: {}", step, error.what_without_backtrace()));
       }
     }
@@ -316,7 +316,7 @@ std::shared_ptr<models::Model> load_model(
     const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const LogLine& log_line,
+    const base::Logger& log,
     train::WeightKind kind) {
   const auto& world = mesh.world();
   const at::NoGradGuard no_grad;
@@ -328,11 +328,11 @@ std::shared_ptr<models::Model> load_model(
   dtensor::materialize(
       *model, static_cast<uint64_t>(recipe.seed), world.device());
   const auto steps = agreed_steps(recipe, world, checkpoint);
-  const auto line =
-      steps.empty() ? train::load_model_weights(recipe, *model, mesh)
-                    : load_newest(recipe, mesh, *model, steps, kind, log_line);
+  const auto line = steps.empty()
+                        ? train::load_model_weights(recipe, *model, mesh)
+                        : load_newest(recipe, mesh, *model, steps, kind, log);
   if (world.rank() == 0) {
-    log_line(line);
+    log.info(line);
   }
   for (auto& parameter : model->parameters()) {
     parameter.set_requires_grad(false);

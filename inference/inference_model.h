@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "config/recipe.h"
 #include "mesh/device_mesh.h"
 #include "models/model.h"
@@ -35,9 +36,6 @@ mesh::DeviceMesh make_inference_mesh(
     const config::Recipe& recipe,
     const mesh::World& world);
 
-/// Receives a line for the user. Called on rank 0 only.
-using LogLine = std::function<void(const std::string&)>;
-
 /// Creates the model of a recipe with its weights, sharded over "tp" and
 /// "dp_shard" of `mesh` and replicated over "dp", in the dtype in which
 /// training computes, without gradients, optimizer and dropout. The weights are
@@ -52,7 +50,7 @@ std::shared_ptr<models::Model> load_model(
     const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
     const std::string& checkpoint,
-    const LogLine& log_line,
+    const base::Logger& log,
     train::WeightKind kind = train::WeightKind::kTrained);
 
 } // namespace weft::inference

@@ -67,20 +67,19 @@ base::UniqueFd make_wake_fd(std::initializer_list<int> sources) {
 }
 
 void log_passed_on(const LauncherHost& host, int signal) {
-  host.output.log_line(fmt::format(
-      "weftrun: {} received and passed on to the workers\n",
-      signal_name(signal)));
+  host.output.log().info(fmt::format(
+      "{} received and passed on to the workers", signal_name(signal)));
 }
 
 void log_stop(const LauncherHost& host, int signal, bool is_forwarded) {
   if (is_forwarded) {
-    host.output.log_line(fmt::format(
-        "weftrun: {} received and forwarded; workers have {} s to end\n",
+    host.output.log().info(fmt::format(
+        "{} received and forwarded; workers have {} s to end",
         signal_name(signal),
         host.options.shutdown_timeout.count() / 1000.0));
   } else if (signal != SIGQUIT) {
-    host.output.log_line(fmt::format(
-        "weftrun: {} received; already ending, SIGQUIT ends at once\n",
+    host.output.log().info(fmt::format(
+        "{} received; already ending, SIGQUIT ends at once",
         signal_name(signal)));
   }
 }
@@ -109,8 +108,8 @@ Attempt::Attempt(
   host_.logs.begin_attempt(assignment.restart_count, context_.workers);
   host_.output.begin_attempt(assignment.first_rank, context_.workers);
   if (host_.logs.temporary().empty() && host_.options.log_dir.empty()) {
-    host_.output.log_line(fmt::format(
-        "weftrun: no --log-dir: the workers' files are in {}\n",
+    host_.output.log().info(fmt::format(
+        "no --log-dir: the workers' files are in {}",
         host_.logs.attempt(context_.workers.first).string()));
   }
   if (assignment.master_port == 0) {
@@ -203,7 +202,7 @@ HostResult Attempt::finish() {
   diagnose_failures(outcome, sources, *memory_);
   const auto cause = root_cause(outcome);
   const auto [text, line] = report(outcome, cause, sources);
-  host_.output.log_line(text);
+  host_.output.log().error(text);
   return host_end(outcome, cause, line);
 }
 

@@ -54,6 +54,9 @@ std::vector<std::string> worker_environment(
         "OMP_NUM_THREADS", std::to_string(std::max<int64_t>(threads, 1)));
   }
   variables.try_emplace("WEFT_LAUNCH_T0", context.start_time);
+  if (options.log_level) {
+    variables[base::kLogLevelVariable] = base::to_string(*options.log_level);
+  }
   // Removes the variables of a weftrun that started this one. They are not for
   // its workers.
   variables.erase("WEFT_MASTER_FD");

@@ -35,10 +35,7 @@ class Launch {
         logs_(options),
         guard_(logs_.temporary()),
         output_(options, logs_),
-        rendezvous_(make_rendezvous(
-            options,
-            host_name(),
-            [this](std::string_view line) { output_.log_line(line); })),
+        rendezvous_(make_rendezvous(options, host_name(), output_.log())),
         wake_fd_(make_wake_fd({signals_.fd(), rendezvous_->fd()})),
         host_{
             options_,
@@ -99,9 +96,8 @@ int Launch::wait(
           return signal;
         }
         if (signals_.is_forwarded_only(signal)) {
-          output_.log_line(fmt::format(
-              "weftrun: {} received, but no worker runs\n",
-              signal_name(signal)));
+          output_.log().info(fmt::format(
+              "{} received, but no worker runs", signal_name(signal)));
         }
       }
       rendezvous_->dispatch();
@@ -194,9 +190,9 @@ int Launch::finish_by_signal(int signal) {
 }
 
 int Launch::finish(const RunResult& run_result) {
-  output_.log_line(run_result.note);
+  output_.log().warning(run_result.note);
   if (!run_result.line.empty()) {
-    output_.log_line(run_result.line + "\n");
+    output_.write_line(run_result.line);
   }
   flush();
   return run_result.code;
@@ -239,8 +235,8 @@ int Launch::run() {
     if (!run_result.restart_after) {
       return finish(run_result);
     }
-    output_.log_line(run_result.line + "\n");
-    output_.log_line(run_result.note);
+    output_.write_line(run_result.line);
+    output_.log().warning(run_result.note);
     if (const int stop = wait(nullptr, run_result.restart_after)) {
       return finish_by_signal(stop);
     }

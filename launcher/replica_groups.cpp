@@ -18,7 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::string_view kPrefix = "weftrun: ";
 /// The duration of an attempt after which the restart delays start over. It is
 /// short, because the other groups continue: an unnecessary restart costs
 /// little, and a group that waits cannot replace the next one that is lost.
@@ -192,8 +191,8 @@ void ReplicaGroups::advance(Group& group) {
   if (!group.is_killed &&
       std::ranges::count(coordinator_.groups_to_end(), group.life) > 0) {
     group.is_killed = true;
-    host_.output.log_line(fmt::format(
-        "weftrun: replica group {} is killed: {}\n",
+    host_.output.log().warning(fmt::format(
+        "replica group {} is killed: {}",
         group.number,
         coordinator_.lighthouse().has_finished()
             ? "the others have done all steps, and none can give it the state"
@@ -244,8 +243,8 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
       other.restart_at.reset();
     }
     if (next.code != 0) {
-      host_.output.log_line(next.line + "\n");
-      log(group, "weftrun: not restarted: the other groups have finished\n");
+      host_.output.write_line(next.line);
+      log(group, "not restarted: the other groups have finished");
     }
     return;
   }
@@ -253,11 +252,11 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
     return;
   }
   if (is_left_out(group, next.code)) {
-    host_.output.log_line(next.line + "\n");
+    host_.output.write_line(next.line);
     log(group,
         fmt::format(
-            "weftrun: not restarted: exit code {} is not retried. The other "
-            "groups go on\n",
+            "not restarted: exit code {} is not retried. The other "
+            "groups go on",
             next.code));
     return;
   }
@@ -269,7 +268,7 @@ void ReplicaGroups::decide(Group& group, RunResult next) {
     give_up(next);
     return;
   }
-  host_.output.log_line(next.line + "\n");
+  host_.output.write_line(next.line);
   log(group, next.note);
   group.restart_at = Clock::now() + *next.restart_after;
 }
@@ -286,12 +285,9 @@ bool ReplicaGroups::is_left_out(const Group& group, int code) const {
 
 /// Prints a note of the restart policy with the number of the group.
 void ReplicaGroups::log(const Group& group, const std::string& note) {
-  if (note.starts_with(kPrefix)) {
-    host_.output.log_line(fmt::format(
-        "{}replica group {}: {}",
-        kPrefix,
-        group.number,
-        std::string_view(note).substr(kPrefix.size())));
+  if (!note.empty()) {
+    host_.output.log().warning(
+        fmt::format("replica group {}: {}", group.number, note));
   }
 }
 

@@ -47,6 +47,9 @@ check_calls() {
     "$none" "${LIBRARIES[@]}"
   forbid "all threads share the default dtype: use options or Module::to" \
     '\bset_default_dtype\(' "$none" "${LIBRARIES[@]}"
+  forbid "log with base::Logger" '\bf?(printf|puts|write)\((.*, )?stderr\b|^\s+stderr,$' \
+    '^(base/log|cli/failure|cli/progress_bar|cli/tokenize|launcher/main)\.(cpp|h)$' \
+    "${LIBRARIES[@]}" launcher
   forbid "include from the root, without .." '#include "\.\./' "$none" "${ALL[@]}"
   forbid "no using namespace outside a function" \
     '^using namespace' "$none" "${ALL[@]}"

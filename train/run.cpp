@@ -91,13 +91,14 @@ class Run {
         outputs_(
             world.rank() == 0 ? std::make_unique<RunOutputs>(requested_)
                               : nullptr),
+        log_(leader_log()),
         context_(open_run(
             requested_,
             world,
             {.fresh = fresh,
              .owns_folder = leads_,
              .data = std::move(data),
-             .log_line = [this](const auto& text) { log_line(text); }})),
+             .log = log_})),
         store_(*context_.store),
         trainer_(std::move(context_.inputs), world),
         recipe_(trainer_.recipe()),
@@ -107,21 +108,16 @@ class Run {
             world,
             trainer_.job().mesh,
             *trainer_.job().model),
-        integrity_checker_(
-            recipe_,
-            trainer_.job(),
-            [this](const auto& text) { log_line(text); }),
-        stragglers_(recipe_, trainer_.job().mesh, [this](const auto& text) {
-          log_line(text);
-        }) {}
+        integrity_checker_(recipe_, trainer_.job(), log_),
+        stragglers_(recipe_, trainer_.job().mesh, log_) {}
 
   void run() {
-    log_line(trainer_.describe());
-    log_line(products_text(recipe_));
-    log_line(links_text(recipe_));
+    log_.info(trainer_.describe());
+    log_.info(products_text(recipe_));
+    log_.info(links_text(recipe_));
     const int64_t first = resume();
     if (first >= recipe_.train.steps) {
-      log_line(fmt::format(
+      log_.info(fmt::format(
           "finished already, at step {}: see {}. A larger train.steps "
           "continues it, --fresh starts over",
           first,
@@ -133,11 +129,11 @@ class Run {
     }
     check_export(recipe_);
     train_from(first);
-    log_line(tracer_.finish());
+    log_.info(tracer_.finish());
     if (!recipe_.elastic.is_on()) {
       export_at(recipe_.train.steps);
     }
-    log_line(fmt::format(
+    log_.info(fmt::format(
         "done: {} steps, see {}", recipe_.train.steps, recipe_.output_dir));
   }
 
@@ -161,10 +157,11 @@ class Run {
     run_steps(first);
   }
 
-  void log_line(const std::string& text) {
-    if (outputs_ && leads_) {
-      outputs_->log_line(text);
-    }
+  // Returns the log of the run. Only rank 0 of the group that writes the folder
+  // prints it.
+  base::Logger leader_log() {
+    return outputs_ ? outputs_->log().only_if([this] { return leads_; })
+                    : base::Logger();
   }
 
   // Returns true if this group ignores the checkpoints, which may belong to the
@@ -202,7 +199,7 @@ class Run {
       outputs_->begin(recipe_, found, *job.model, job.mesh);
     }
     if (!found && has_initial_weights(recipe_)) {
-      log_line(load_initial_weights(recipe_, job));
+      log_.info(load_initial_weights(recipe_, job));
     }
     if (leads_ && found && lacks_evaluation(found->layout.metrics_line)) {
       catch_up(found->state.step, found->layout.metrics_line);
@@ -216,7 +213,7 @@ class Run {
     StepMetrics metrics{.step = step};
     evaluate_if_due(metrics);
     if (outputs_ && metrics.eval_loss) {
-      log_line(fmt::format(
+      log_.info(fmt::format(
           "step {}  eval_loss {:.4f} (interrupted)", step, *metrics.eval_loss));
       outputs_->replace_line(
           step,
@@ -231,7 +228,7 @@ class Run {
     const auto part = loaded.find(kCommHookPart);
     if (part == loaded.end()) {
       if (config::is_power_sgd(recipe_.ddp.comm_hook)) {
-        log_line(
+        log_.warning(
             "the comm hook starts anew: the checkpoint has no state of it");
       }
       return;
@@ -242,7 +239,7 @@ class Run {
       if (saved_on_mesh == job.mesh.to_string()) {
         throw;
       }
-      log_line(fmt::format(
+      log_.warning(fmt::format(
           "the state of the comm hook was not loaded, and it starts from "
           "scratch: {}",
           error.what_without_backtrace()));
@@ -251,7 +248,7 @@ class Run {
 
   void compare_products(config::Products earlier) {
     if (earlier != recipe_.products) {
-      log_line(fmt::format(
+      log_.warning(fmt::format(
           "products: {} was used before this checkpoint and {} is used from "
           "now on: results differ in their last bits from those of an "
           "uninterrupted run",
@@ -263,7 +260,8 @@ class Run {
   void check_average(const checkpoint::StateDicts& loaded) {
     if (trainer_.job().average && !loaded.contains(kAveragePart)) {
       trainer_.job().average->forget();
-      log_line("ema: the checkpoint has no average; it begins at the weights");
+      log_.warning(
+          "ema: the checkpoint has no average; it begins at the weights");
     }
   }
 
@@ -277,9 +275,9 @@ class Run {
     const auto done =
         hf::export_model(checkpoint::step_path(store_.path(), step), folder);
     for (const auto& note : done.notes) {
-      log_line(note);
+      log_.info(note);
     }
-    log_line(fmt::format("exported {}: {}", folder, hf::describe(done)));
+    log_.info(fmt::format("exported {}: {}", folder, hf::describe(done)));
   }
 
   void run_steps(int64_t first) {
@@ -332,7 +330,7 @@ class Run {
       throw_left(metrics.step);
     }
     note_quorum();
-    log_line(trainer_.skip_note());
+    log_.warning(trainer_.skip_note());
     const bool is_last = metrics.step == recipe_.train.steps;
     // In an elastic run, end_together() does the work that follows the last
     // step.
@@ -363,7 +361,7 @@ class Run {
       write(metrics);
     }
     newest_metrics_ = metrics;
-    log_line(note);
+    log_.info(note);
     stragglers_.step_done();
     if (stops) {
       throw_preempted(metrics.step, saved);
@@ -437,7 +435,7 @@ class Run {
   // over: a group that is stopped or being killed may still own it.
   bool can_save() {
     if (!store_.owns()) {
-      log_line(store_.take_over());
+      log_.warning(store_.take_over());
     }
     return store_.owns();
   }
@@ -519,7 +517,7 @@ class Run {
         mesh::throw_error<checkpoint::CheckpointError>(
             fmt::format("step {} could not be saved: {}", step, problem));
       }
-      log_line(i == 0 ? problem : "");
+      log_.warning(i == 0 ? problem : "");
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
   }
@@ -651,6 +649,7 @@ class Run {
   /// command would discard them again.
   bool starts_over_;
   std::unique_ptr<RunOutputs> outputs_;
+  base::Logger log_;
   /// Declared before trainer_, because the folder is locked before a model is
   /// built. Its inputs are moved into trainer_.
   RunContext context_;

@@ -60,7 +60,7 @@ RunContext open_run(
       recipe,
       world,
       options.fresh,
-      std::move(options.log_line),
+      std::move(options.log),
       options.owns_folder);
   if (const auto& earlier = store->earlier()) {
     store->check_run_fits(recipe, inputs.data.data().fingerprint_text());

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/log.h"
 #include "config/recipe.h"
 #include "data/batch_loader.h"
 #include "mesh/world.h"
@@ -27,7 +28,7 @@ struct RunContextOptions {
   /// The data of the recipe, if the caller has opened it.
   std::optional<data::BatchLoader> data = std::nullopt;
   /// A callback that prints a line for the user. Called on rank 0 only.
-  RunStore::LogLine log_line = [](const std::string&) {};
+  base::Logger log = {};
 };
 
 /// Opens the data and the folder of a run, each once, before a model is built:

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "mesh/bootstrap/env.h"
 #include "mesh/error/error.h"
 #include "train/metrics/write_file.h"
 
@@ -15,6 +16,12 @@ namespace {
 
 std::string in_folder(const config::Recipe& recipe, const char* name) {
   return (std::filesystem::path(recipe.output_dir) / name).string();
+}
+
+base::LogLevel log_level() {
+  return base::log_level_of(
+             mesh::env::get(base::kLogLevelVariable).value_or(""))
+      .value_or(base::LogLevel::kInfo);
 }
 
 // Writes recipe.yaml. If this fails, a resumed run keeps its file. Returns ""
@@ -38,13 +45,13 @@ RunOutputs::RunOutputs(const config::Recipe& recipe)
           {.total_steps = recipe.train.steps,
            .log_every = recipe.train.log_every,
            .is_terminal = ::isatty(STDOUT_FILENO) == 1}),
+      log_(
+          {.least = log_level(),
+           .source = base::rank_source(0),
+           .is_colored = ::isatty(STDOUT_FILENO) == 1,
+           .write =
+               [this](const std::string& line) { progress_.message(line); }}),
       report_(recipe.output_dir) {}
-
-void RunOutputs::log_line(const std::string& text) {
-  if (!text.empty()) {
-    progress_.message(text);
-  }
-}
 
 void RunOutputs::begin(
     const config::Recipe& resolved,
@@ -53,20 +60,20 @@ void RunOutputs::begin(
     const mesh::DeviceMesh& mesh) {
   const int64_t step = resumed ? resumed->state.step : 0;
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step);
-  log_line(metrics_->notice());
+  log_.warning(metrics_->notice());
   if (resumed && metrics_->last_step() + 1 == step) {
-    log_line(
+    log_.warning(
         // The earlier process was killed before it wrote this line.
         metrics_->write_line(resumed->layout.metrics_line));
   }
-  log_line(write_recipe(resolved));
+  log_.warning(write_recipe(resolved));
   quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/!resumed);
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
         in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
   }
-  log_line(report_.write_layout(model, mesh));
-  log_line(
+  log_.warning(report_.write_layout(model, mesh));
+  log_.info(
       resumed ? fmt::format(
                     "resumes from {}: step {}, {} samples and {} tokens "
                     "done{}",
@@ -88,11 +95,11 @@ void RunOutputs::take_over(
   const int64_t last = metrics_->last_step();
   for (const auto& [number, line] : lines) {
     if (number > last && number <= step) {
-      log_line(metrics_->write_line(line));
+      log_.warning(metrics_->write_line(line));
     }
   }
   quorums_.emplace(in_folder(recipe_, "quorum.jsonl"), /*is_new_run=*/false);
-  log_line(quorums_->write(quorums));
+  log_.warning(quorums_->write(quorums));
   if (recipe_.log.tensorboard) {
     tensorboard_ = std::make_unique<TensorBoardLog>(
         in_folder(recipe_, "tensorboard"), step + 1, recipe_.mesh.world_size());
@@ -106,18 +113,18 @@ void RunOutputs::give_up() {
 }
 
 void RunOutputs::quorum_changed(const QuorumEntry& entry) {
-  log_line(quorums_->write({entry}));
+  log_.warning(quorums_->write({entry}));
 }
 
 void RunOutputs::replace_line(int64_t step, const std::string& line) {
   metrics_ = std::make_unique<MetricsLog>(metrics_path(recipe_), step - 1);
-  log_line(metrics_->write_line(line));
+  log_.warning(metrics_->write_line(line));
 }
 
 void RunOutputs::step_done(const StepMetrics& metrics) {
-  log_line(metrics_->write(metrics));
+  log_.warning(metrics_->write(metrics));
   if (tensorboard_) {
-    log_line(tensorboard_->write(metrics));
+    log_.warning(tensorboard_->write(metrics));
   }
   progress_.step_done(metrics);
   if (metrics.eval_loss) {
@@ -130,15 +137,15 @@ void RunOutputs::end() {
   if (!metrics_) { // another replica group writes the files
     return;
   }
-  log_line(metrics_->finish());
+  log_.warning(metrics_->finish());
   if (tensorboard_) {
-    log_line(tensorboard_->finish());
+    log_.warning(tensorboard_->finish());
   }
   refresh_report(/*is_last=*/true);
 }
 
 void RunOutputs::refresh_report(bool is_last) {
-  log_line(report_.refresh(is_last));
+  log_.warning(report_.refresh(is_last));
 }
 
 } // namespace weft::train

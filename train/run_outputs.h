@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "config/recipe.h"
 #include "train/metrics/metrics_log.h"
 #include "train/metrics/progress.h"
@@ -25,8 +26,8 @@ class RunOutputs {
   /// Writes nothing yet. `recipe` must outlive this object.
   explicit RunOutputs(const config::Recipe& recipe);
 
-  /// Prints a line for the user. Does nothing if `text` is empty.
-  void log_line(const std::string& text);
+  /// The log of the run, on standard output between the lines of the steps.
+  const base::Logger& log() const { return log_; }
 
   /// Opens the files, truncates metrics.jsonl after the resumed step and writes
   /// `resolved`, the recipe with all choices of this run, to recipe.yaml.
@@ -63,6 +64,7 @@ class RunOutputs {
 
   const config::Recipe& recipe_;
   Progress progress_;
+  base::Logger log_;
   LiveReport report_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<TensorBoardLog> tensorboard_;

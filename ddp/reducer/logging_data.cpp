@@ -15,6 +15,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "mesh/bootstrap/debug_level.h"
 #include "mesh/bootstrap/env.h"
+#include "mesh/bootstrap/rank_logger.h"
 #include "mesh/error/error.h"
 
 namespace weft::ddp {
@@ -163,17 +164,8 @@ void log(
     const DDPLoggingData& data,
     const char* what,
     const ordered_json& json) {
-  const auto line = mesh::detail::concat(
-      "[weft rank ",
-      data.rank,
-      "/",
-      data.world_size,
-      "] ddp ",
-      what,
-      ": ",
-      dump(json),
-      "\n");
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  mesh::rank_logger(data.rank).info(
+      mesh::detail::concat("ddp ", what, ": ", dump(json)));
 }
 
 } // namespace

@@ -174,6 +174,13 @@ void add_output_flags(FlagTable& table, Flags& flags) {
       "--log-line-prefix-template",
       flags.log_line_prefix_template,
       "Prefix of --tee: ${role_name}, ${rank}, ${local_rank}, ${hostname}");
+  table
+      .add(
+          "--log-level",
+          flags.log_level,
+          "Least level of the log lines of weftrun and of the workers: debug, "
+          "info (default), warning or error (also WEFT_LOG_LEVEL)")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   table.add(
       "--local-ranks-filter",
       flags.local_ranks_filter,

@@ -24,6 +24,7 @@ struct Flags {
   std::string redirects = "0";
   std::string tee = "0";
   std::string log_line_prefix_template;
+  std::string log_level;
   std::string local_ranks_filter;
   std::string duplicate_stdout_filters;
   std::string duplicate_stderr_filters;

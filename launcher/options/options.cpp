@@ -66,7 +66,21 @@ LineFilter parse_filter(
       stream));
 }
 
+// The flag overrides the environment variable.
+std::optional<base::LogLevel> log_level(const std::string& flag) {
+  const char* variable = std::getenv(base::kLogLevelVariable);
+  const bool is_set = variable != nullptr && *variable != '\0';
+  const auto level = !flag.empty() ? std::optional(flag)
+                     : is_set      ? std::optional<std::string>(variable)
+                                   : std::nullopt;
+  if (const auto error = base::log_level_error(level); !error.empty()) {
+    throw LaunchError(error + ".");
+  }
+  return base::log_level_of(level.value_or(""));
+}
+
 void set_output(const Flags& flags, Options& options) {
+  options.log_level = log_level(flags.log_level);
   options.log_dir = flags.log_dir;
   options.redirects = StreamSelection::parse("--redirects", flags.redirects);
   options.tee = StreamSelection::parse("--tee", flags.tee);

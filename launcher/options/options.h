@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "launcher/options/host_options.h"
 #include "launcher/options/line_filter.h"
 #include "launcher/options/stream_selection.h"
@@ -33,6 +34,8 @@ struct Options {
   /// `${role_name}`, `${rank}`, `${local_rank}` and `${hostname}` are replaced
   /// by the worker's values.
   std::string log_line_prefix_template = "[${role_name}${local_rank}]:";
+  /// The least level of log lines, if the user chose one.
+  std::optional<base::LogLevel> log_level;
   /// The local ranks whose output reaches the console. Empty selects all.
   std::vector<int> local_ranks_filter;
   /// The filters for lines of streams in `tee` that are also copied to one file

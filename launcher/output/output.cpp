@@ -113,6 +113,11 @@ Output::Output(const Options& options, const LogDir& logs)
       logs_(logs),
       console_output_(STDOUT_FILENO),
       console_error_(STDERR_FILENO),
+      log_(
+          {.least = options.log_level.value_or(base::LogLevel::kInfo),
+           .source = "weftrun:",
+           .is_colored = isatty(STDERR_FILENO) == 1,
+           .write = [this](const std::string& line) { write_line(line); }}),
       tails_(static_cast<size_t>(options.worker_count)),
       buffer_(kReadBytes, '\0') {}
 
@@ -309,11 +314,15 @@ void Output::drain(LocalRanks workers) {
   }
 }
 
-void Output::log_line(std::string_view lines) {
-  if (!lines.empty() && console_error_.mid_line()) {
+void Output::write_line(std::string_view line) {
+  if (line.empty()) {
+    return;
+  }
+  if (console_error_.mid_line()) {
     console_error_.push("\n");
   }
-  console_error_.push(lines);
+  console_error_.push(line);
+  console_error_.push("\n");
 }
 
 LineTail Output::tail(int local_rank) const {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/log.h"
 #include "base/unique_fd.h"
 #include "launcher/options/options.h"
 #include "launcher/output/line_tail.h"
@@ -50,9 +51,11 @@ class Output {
   void drain(LocalRanks workers);
   /// Returns true if data must still be written to the console.
   bool pending() const;
-  /// Writes lines to this process's standard error, after the output of the
-  /// workers.
-  void log_line(std::string_view lines);
+  /// Writes a line to this process's standard error, after the output of the
+  /// workers. Does nothing if `line` is empty.
+  void write_line(std::string_view line);
+  /// The log of weftrun, which uses write_line().
+  const base::Logger& log() const { return log_; }
 
   /// Returns the last lines of a worker's standard error, read from a file if
   /// it was redirected to one.
@@ -77,6 +80,7 @@ class Output {
   int first_rank_ = 0;
   Sink console_output_;
   Sink console_error_;
+  base::Logger log_;
   /// The folder of the files of filtered lines.
   std::optional<std::filesystem::path> filtered_folder_;
   /// Null without a filter.

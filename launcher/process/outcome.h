@@ -57,7 +57,7 @@ struct WorkerExit {
   bool stopped = false;
   /// The name of the worker's host. Empty means this host.
   std::string host = {};
-  /// What the worker wrote about its failure.
+  /// The error file of the worker.
   ErrorFile error = {};
   FailureCause failure_cause = FailureCause::kNone;
   /// The peak memory of the worker, and its memory limit. 0 means unknown.

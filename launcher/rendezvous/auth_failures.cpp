@@ -45,8 +45,7 @@ const char* remedy(AuthFailure refusal) {
 
 } // namespace
 
-AuthFailureLog::AuthFailureLog(LogLine log_line)
-    : log_line_(std::move(log_line)) {}
+AuthFailureLog::AuthFailureLog(base::Logger log) : log_(std::move(log)) {}
 
 void AuthFailureLog::note(const std::string& host, AuthFailure refusal) {
   const std::string who = fmt::format(
@@ -62,8 +61,8 @@ void AuthFailureLog::note(const std::string& host, AuthFailure refusal) {
   if (!is_new && now < next_note_) {
     return;
   }
-  log_line_(fmt::format(
-      "weftrun: refused a connection: {}{}{}\n",
+  log_.warning(fmt::format(
+      "refused a connection: {}{}{}",
       who,
       num_suppressed_ > 1
           ? fmt::format(", and {} others before", num_suppressed_ - 1)

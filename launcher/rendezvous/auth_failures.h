@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "launcher/rendezvous/rendezvous.h"
 
 namespace weft::launcher {
@@ -26,7 +27,7 @@ enum class AuthFailure {
 /// peers cannot fill the log.
 class AuthFailureLog {
  public:
-  explicit AuthFailureLog(LogLine log_line);
+  explicit AuthFailureLog(base::Logger log);
 
   /// Logs a rejection. `host` is the peer's address. Empty means that it is no
   /// longer known.
@@ -38,7 +39,7 @@ class AuthFailureLog {
  private:
   using Clock = std::chrono::steady_clock;
 
-  LogLine log_line_;
+  base::Logger log_;
   std::set<std::pair<std::string, AuthFailure>> logged_;
   int64_t num_suppressed_ = 0;
   Clock::time_point next_note_{};

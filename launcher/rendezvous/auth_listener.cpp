@@ -44,14 +44,14 @@ AuthListener::AuthListener(
     const std::string& token,
     const Bits256& job,
     OnControl on_control,
-    LogLine log_line)
+    base::Logger log)
     : loop_(loop),
       listener_(std::move(listener)),
       token_(token),
       control_key_(control_key(token)),
       job_(job),
       on_control_(std::move(on_control)),
-      auth_failures_(std::move(log_line)) {
+      auth_failures_(std::move(log)) {
   loop_.watch(listener_.get(), EPOLLIN, [this](uint32_t) { accept_some(); });
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "launcher/connection/event_loop.h"
 #include "launcher/connection/handshake.h"
 #include "launcher/connection/relay.h"
@@ -31,7 +32,7 @@ class AuthListener {
       const std::string& token,
       const Bits256& job,
       OnControl on_control,
-      LogLine log_line);
+      base::Logger log);
   ~AuthListener();
   AuthListener(const AuthListener&) = delete;
   AuthListener& operator=(const AuthListener&) = delete;

@@ -92,7 +92,7 @@ base::UniqueFd listen_if_host0(const HostOptions& hosts) {
 std::unique_ptr<Rendezvous> make_rendezvous(
     const Options& options,
     const std::string& host_name,
-    LogLine log_line) {
+    base::Logger log) {
   const HostOptions& hosts = options.hosts;
   if (hosts.node_count == 1) {
     return std::make_unique<SingleHostRendezvous>(
@@ -102,10 +102,10 @@ std::unique_ptr<Rendezvous> make_rendezvous(
   base::UniqueFd listener = listen_if_host0(hosts);
   if (listener) {
     return std::make_unique<RendezvousServer>(
-        options, host_name, std::move(listener), token, std::move(log_line));
+        options, host_name, std::move(listener), token, std::move(log));
   }
   return std::make_unique<RendezvousClient>(
-      options, host_name, token, std::move(log_line));
+      options, host_name, token, std::move(log));
 }
 
 void SingleHostRendezvous::ready() {

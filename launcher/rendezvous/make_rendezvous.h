@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "launcher/options/options.h"
 #include "launcher/rendezvous/rendezvous.h"
 #include "launcher/rendezvous/restart_policy.h"
@@ -15,7 +16,7 @@ namespace weft::launcher {
 std::unique_ptr<Rendezvous> make_rendezvous(
     const Options& options,
     const std::string& host_name,
-    LogLine log_line);
+    base::Logger log);
 
 /// The rendezvous of a run on this host alone. It never waits for other hosts.
 class SingleHostRendezvous : public Rendezvous {

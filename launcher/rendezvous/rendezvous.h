@@ -80,7 +80,4 @@ class Rendezvous {
   virtual std::optional<RunResult> take_result() = 0;
 };
 
-/// Prints a line on standard error.
-using LogLine = std::function<void(std::string_view)>;
-
 } // namespace weft::launcher

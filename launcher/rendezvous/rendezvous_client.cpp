@@ -29,12 +29,12 @@ RendezvousClient::RendezvousClient(
     const Options& options,
     const std::string& host_name,
     const std::string& token,
-    LogLine log_line)
+    base::Logger log)
     : options_(options),
       host_name_(host_name),
       token_(token),
       job_(sha256(options.run_id)),
-      log_line_(std::move(log_line)),
+      log_(std::move(log)),
       loop_(kTick),
       next_connect_(Clock::now()),
       next_note_(Clock::now() + kFirstNote) {
@@ -161,8 +161,7 @@ void RendezvousClient::retry(const std::string& why) {
             why));
   } else if (now >= next_note_) {
     next_note_ = now + kNextNote;
-    log_line_(fmt::format(
-        "weftrun: waiting for host 0 at {}: {}\n", endpoint(), why));
+    log_.info(fmt::format("waiting for host 0 at {}: {}", endpoint(), why));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "base/log.h"
 #include "launcher/connection/connector.h"
 #include "launcher/connection/event_loop.h"
 #include "launcher/connection/forwarder.h"
@@ -24,7 +25,7 @@ class RendezvousClient : public Rendezvous {
       const Options& options,
       const std::string& host_name,
       const std::string& token,
-      LogLine log_line);
+      base::Logger log);
 
   int fd() const override { return loop_.fd(); }
   void dispatch() override { loop_.dispatch(); }
@@ -55,7 +56,7 @@ class RendezvousClient : public Rendezvous {
   const std::string host_name_;
   const std::string token_;
   const Bits256 job_;
-  LogLine log_line_;
+  base::Logger log_;
   EventLoop loop_;
   std::optional<Address> server_address_;
   std::unique_ptr<Connector> connector_;

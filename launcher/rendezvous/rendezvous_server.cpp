@@ -32,10 +32,10 @@ RendezvousServer::RendezvousServer(
     const std::string& host_name,
     base::UniqueFd listener,
     const std::string& token,
-    LogLine log_line)
+    base::Logger log)
     : options_(options),
       command_(command_digest(options)),
-      log_line_(std::move(log_line)),
+      log_(std::move(log)),
       loop_(kTick),
       auth_listener_(
           loop_,
@@ -45,7 +45,7 @@ RendezvousServer::RendezvousServer(
           [this](base::UniqueFd fd, const Bits256& session) {
             on_authenticated(std::move(fd), session);
           },
-          log_line_),
+          log_),
       members_(static_cast<size_t>(options.hosts.node_count)),
       restart_policy_(options.max_restarts),
       next_note_(Clock::now() + kFirstNote) {
@@ -116,10 +116,8 @@ void RendezvousServer::log_missing_hosts() {
          .restart_after = std::nullopt});
   } else if (now >= next_note_) {
     next_note_ = now + kNextNote;
-    log_line_(fmt::format(
-        "weftrun: {} of {} hosts have arrived; waiting for the others\n",
-        there,
-        count));
+    log_.info(fmt::format(
+        "{} of {} hosts have arrived; waiting for the others", there, count));
   }
 }
 
@@ -257,10 +255,8 @@ void RendezvousServer::on_message(Member& member, const json& message) {
 void RendezvousServer::on_disconnect(Member& member, const std::string& why) {
   HostReport& report = member.report;
   if (phase_ == Phase::kWaitingForHosts) {
-    log_line_(fmt::format(
-        "weftrun: host {} disconnected before the start: {}\n",
-        report.host,
-        why));
+    log_.warning(fmt::format(
+        "host {} disconnected before the start: {}", report.host, why));
     return;
   }
   report.loss = why;
@@ -268,7 +264,7 @@ void RendezvousServer::on_disconnect(Member& member, const std::string& why) {
   if (phase_ == Phase::kBackoff) {
     send_result(decide_result({report}));
   } else if (phase_ == Phase::kRunning) {
-    log_line_(fmt::format("weftrun: host {} is lost: {}\n", report.host, why));
+    log_.warning(fmt::format("host {} is lost: {}", report.host, why));
     stop_all({.signal = SIGTERM, .requested = false}, &member);
     finish_attempt();
   }

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "base/log.h"
 #include "launcher/connection/event_loop.h"
 #include "launcher/options/options.h"
 #include "launcher/rendezvous/admission.h"
@@ -31,7 +32,7 @@ class RendezvousServer : public Rendezvous {
       const std::string& host_name,
       base::UniqueFd listener,
       const std::string& token,
-      LogLine log_line);
+      base::Logger log);
   ~RendezvousServer() override;
 
   int fd() const override { return loop_.fd(); }
@@ -79,7 +80,7 @@ class RendezvousServer : public Rendezvous {
 
   const Options& options_;
   const std::string command_;
-  LogLine log_line_;
+  base::Logger log_;
   EventLoop loop_;
   AuthListener auth_listener_;
   Phase phase_ = Phase::kWaitingForHosts;

@@ -25,8 +25,7 @@ void RestartPolicy::decide(RunResult& run_result, milliseconds lasted) {
   }
   if (!is_retryable(run_result.code)) {
     run_result.note = fmt::format(
-        "weftrun: not restarted: exit code {} is not retried\n",
-        run_result.code);
+        "not restarted: exit code {} is not retried", run_result.code);
     return;
   }
   if (lasted >= lasting_) {
@@ -41,14 +40,11 @@ void RestartPolicy::decide(RunResult& run_result, milliseconds lasted) {
     ++count_;
     run_result.restart_after = delay_;
     run_result.note = fmt::format(
-        "weftrun: restart {} of {} in {} s\n",
-        count_,
-        max_,
-        delay_.count() / 1000);
+        "restart {} of {} in {} s", count_, max_, delay_.count() / 1000);
     return;
   }
   run_result.note = fmt::format(
-      "weftrun: {} restarts did not help; the first error, of attempt {}:\n",
+      "{} restarts did not help; the first error, of attempt {}:",
       max_,
       first_->attempt);
   run_result.code = first_->code;

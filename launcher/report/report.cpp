@@ -232,10 +232,7 @@ std::string who_failed(
   }
   std::ranges::sort(stopped);
   std::string text = fmt::format(
-      "weftrun: {} of {} workers failed\n{}",
-      count,
-      sources.worker_count,
-      failed);
+      "{} of {} workers failed\n{}", count, sources.worker_count, failed);
   if (!stopped.empty()) {
     text += fmt::format(
         "  then ended by weftrun{}: rank {}\n",
@@ -268,6 +265,14 @@ Report report(
   }
   if (!sources.logs.empty()) {
     result.text += fmt::format("  logs: {}\n", sources.logs.string());
+  }
+  // The logger ends the text, and without failed ranks the first line is not
+  // below another one.
+  if (result.text.ends_with('\n')) {
+    result.text.pop_back();
+  }
+  if (subject == nullptr) {
+    result.text.erase(0, result.text.find_first_not_of(' '));
   }
   result.line = workers_error_line(outcome, subject, code, sources);
   if (result.line.empty()) {

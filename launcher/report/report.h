@@ -21,7 +21,8 @@ struct ReportSources {
 
 /// The text for standard error after a run that failed.
 struct Report {
-  /// The failed ranks, and the last output and backtrace of the root cause.
+  /// The failed ranks, and the last output and backtrace of the root cause,
+  /// without a line feed at the end. May be empty.
   std::string text;
   /// The base::FailureLine, the worker's own if it wrote one.
   std::string line;

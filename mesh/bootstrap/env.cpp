@@ -59,6 +59,10 @@ void unset(const char* name) {
   unsetenv(name);
 }
 
+void set(const char* name, const char* value) {
+  ::setenv(name, value, 1);
+}
+
 void set_default(const char* name, const char* value) {
   setenv(name, value, /*replace=*/0);
 }

@@ -24,6 +24,7 @@ bool is_true(const char* name);
 // Not thread-safe: only while the process starts.
 
 void unset(const char* name);
+void set(const char* name, const char* value);
 /// Sets the variable unless it is set.
 void set_default(const char* name, const char* value);
 

@@ -8,6 +8,7 @@
 
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/job_variables.h"
+#include "mesh/bootstrap/rank_logger.h"
 #include "mesh/bootstrap/slurm_list.h"
 #include "mesh/bootstrap/sockets.h"
 #include "mesh/error/error.h"
@@ -251,9 +252,7 @@ JobRank current_job_rank() {
 void print_note_once(const JobRank& job) {
   static std::once_flag said;
   if (!job.note.empty()) {
-    std::call_once(said, [&] {
-      std::fprintf(stderr, "[weft] note: %s\n", job.note.c_str());
-    });
+    std::call_once(said, [&] { rank_logger(job.rank).info(job.note); });
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "mesh/bootstrap/rank_logger.h"
 #include "mesh/communicator/format.h"
 #include "mesh/watchdog/hang_diagnosis.h"
 #include "mesh/watchdog/peer_process.h"
@@ -223,14 +224,9 @@ bool Watchdog::is_first_to_wait(const std::vector<RankReply>& replies) const {
 }
 
 void Watchdog::warn(const std::string& waiting_for) const {
-  if (waiting_for.empty()) {
-    return;
+  if (!waiting_for.empty()) {
+    rank_logger(rank_).warning("op=watch " + waiting_for);
   }
-  std::fprintf(
-      stderr,
-      "WARNING rank=%lld op=watch %s\n",
-      static_cast<long long>(rank_),
-      waiting_for.c_str());
 }
 
 } // namespace weft::mesh

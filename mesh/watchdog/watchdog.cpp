@@ -7,6 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "mesh/bootstrap/rank_logger.h"
 #include "mesh/communicator/format.h"
 #include "mesh/crash/stacks.h"
 #include "mesh/error/error.h"
@@ -266,20 +267,17 @@ void Watchdog::dump_flight_record(
   try {
     write_flight_record(records, rank, prefix);
   } catch (const std::exception& error) {
-    std::fprintf(
-        stderr,
-        "WARNING rank=%lld op=flight_record %s\n",
-        static_cast<long long>(rank),
-        error.what());
+    rank_logger(rank).warning(std::string("op=flight_record ") + error.what());
   }
 }
 
 void Watchdog::show_stacks() {
-  std::fprintf(
-      stderr,
-      "rank=%lld is awaited and does not respond; its threads:\n%s",
-      static_cast<long long>(rank_),
-      thread_stacks().c_str());
+  auto stacks = thread_stacks();
+  while (stacks.ends_with('\n')) {
+    stacks.pop_back();
+  }
+  rank_logger(rank_).warning(
+      "is awaited and does not respond; its threads:\n" + stacks);
 }
 
 // Counts the inquiry before the reply, because a rank that has the reply may

@@ -147,8 +147,6 @@ Options two_hosts(int node_rank, int port) {
   return options;
 }
 
-void ignore(std::string_view) {}
-
 void check_hosts(Rendezvous& hosts, int worker_count) {
   if (const auto place = hosts.take_rank_assignment()) {
     require(
@@ -197,7 +195,7 @@ class GateTarget {
             kToken,
             sha256("job"),
             [this](base::UniqueFd, const Bits256&) { ++controls_; },
-            ignore) {
+            base::Logger()) {
     gate_.begin_round(1, sha256("random"));
   }
 
@@ -322,7 +320,8 @@ std::string tell_host0(std::string_view input) {
   return run([&] {
     const Options options = two_hosts(0, 0);
     LocalListener listener;
-    RendezvousServer hub(options, "first", listener.take(), kToken, ignore);
+    RendezvousServer hub(
+        options, "first", listener.take(), kToken, base::Logger());
     hub.ready();
     base::UniqueFd fd = listener.connect_to();
     hub.dispatch();
@@ -344,7 +343,7 @@ std::string tell_other_host(std::string_view input) {
   static const base::UniqueFd listener = listen_at(loopback(0));
   return run([&] {
     const Options options = two_hosts(1, own_address(listener.get()).port());
-    RendezvousClient spoke(options, "second", kToken, ignore);
+    RendezvousClient spoke(options, "second", kToken, base::Logger());
     spoke.ready();
     Peer peer = let_in(spoke, listener.get());
     say_lines(input, peer, spoke, "{}");

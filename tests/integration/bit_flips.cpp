@@ -120,9 +120,11 @@ FlipResult train_with_flip(
   FlipResult result;
   train::Trainer trainer(recipe, world);
   train::IntegrityChecker integrity_checker(
-      recipe, trainer.job(), [&](const std::string& text) {
-        result.notes.push_back(text);
-      });
+      recipe,
+      trainer.job(),
+      base::Logger({.write = [&](const std::string& line) {
+        result.notes.push_back(line);
+      }}));
   trainer.set_integrity_checker(&integrity_checker);
   std::vector<std::unique_ptr<Flipper>> flippers;
   for (const auto& flip : flips) {

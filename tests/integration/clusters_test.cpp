@@ -163,7 +163,7 @@ TEST_F(ClustersTest, ABatchScriptsProcessIsOneRankAndSaysSo) {
   EXPECT_THAT(
       lines[0],
       AllOf(
-          StartsWith("[weft] note: this Slurm job has SLURM_NTASKS=2"),
+          HasSubstr("INFO rank=0 this Slurm job has SLURM_NTASKS=2"),
           HasSubstr("one rank, alone")));
 }
 

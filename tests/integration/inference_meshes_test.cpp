@@ -38,8 +38,6 @@ eval: {batches: 0}
 optimizer: {lr: 1.0e-2}
 )";
 
-void ignore_line(const std::string& /*line*/) {}
-
 class InferenceMeshes : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -81,9 +79,10 @@ class InferenceMeshes : public ::testing::Test {
     inference::Evaluation result;
     test::run_ranks(ranks, [&](test::RankContext& self) {
       const auto mesh = inference::make_inference_mesh(recipe, self.world);
-      const auto model = inference::load_model(recipe, mesh, "", ignore_line);
+      const auto model =
+          inference::load_model(recipe, mesh, "", base::Logger());
       const auto own = inference::evaluate(
-          *model, mesh, samples, recipe.train.micro_batch_size, ignore_line);
+          *model, mesh, samples, recipe.train.micro_batch_size, base::Logger());
       if (self.rank == ranks - 1) {
         result = own;
       }
@@ -107,7 +106,8 @@ class InferenceMeshes : public ::testing::Test {
     Tokens result;
     test::run_ranks(ranks, [&](test::RankContext& self) {
       const auto mesh = inference::make_inference_mesh(recipe, self.world);
-      const auto model = inference::load_model(recipe, mesh, "", ignore_line);
+      const auto model =
+          inference::load_model(recipe, mesh, "", base::Logger());
       const auto all = inference::gather_continuations(
           mesh,
           inference::generate(

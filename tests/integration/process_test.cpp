@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -89,19 +90,41 @@ TEST_F(ProcessTest, StandardOutputOfAFileIsPlainLines) {
   EXPECT_THAT(
       lines_of(run.output()),
       ElementsAre(
-          MatchesRegex("tiny: Llama with 0.0. M parameters on dp=2 tp=2.*"),
-          MatchesRegex("products: (libtorch|onednn).*"),
-          "starts from step 0",
+          MatchesRegex("[0-9:]{8} INFO rank=0 tiny: Llama with 0.0. M "
+                       "parameters on dp=2 tp=2.*"),
+          MatchesRegex("[0-9:]{8} INFO rank=0 products: (libtorch|onednn).*"),
+          MatchesRegex("[0-9:]{8} INFO rank=0 starts from step 0"),
           MatchesRegex(step),
           MatchesRegex(step),
           MatchesRegex(step),
           MatchesRegex(eval),
-          MatchesRegex("saved step 6 \\([0-9.]+ s\\)"),
+          MatchesRegex("[0-9:]{8} INFO rank=0 saved step 6 \\([0-9.]+ s\\)"),
           MatchesRegex(step),
           MatchesRegex(eval),
-          "done: 6 steps, see outputs/tiny"));
+          MatchesRegex(
+              "[0-9:]{8} INFO rank=0 done: 6 steps, see outputs/tiny")));
   EXPECT_THAT(run.output(), Not(HasSubstr("\x1b")));
   EXPECT_THAT(run.output(), Not(HasSubstr("\r")));
+}
+
+TEST_F(ProcessTest, TheLogLevelLeavesOutLinesBelowIt) {
+  auto command = train({"train.steps=1"});
+  command.insert(command.end(), {"--log-level", "warning"});
+  Process by_flag(command, folder_);
+  ASSERT_EQ(by_flag.wait(), 0) << by_flag.error();
+  EXPECT_THAT(
+      lines_of(by_flag.output()), Each(StartsWith("step 1/1  "))); // no log
+  auto words = launched(2, train({"train.steps=2"}));
+  words.insert(words.begin() + 1, {"--log-level", "error"});
+  Process by_launcher(words, folder_);
+  ASSERT_EQ(by_launcher.wait(), 0) << by_launcher.error();
+  EXPECT_THAT(lines_of(by_launcher.output()), Each(StartsWith("step 2/2  ")));
+  Process refused(train({}), folder_, {{"WEFT_LOG_LEVEL", "loud"}});
+  EXPECT_EQ(refused.wait(), 2);
+  EXPECT_EQ(
+      refused.last_error_line(),
+      "ERROR 2 rank=0 op=weft WEFT_LOG_LEVEL: got \"loud\", expected debug, "
+      "info, warning or error");
 }
 
 TEST_F(ProcessTest, TheResolvedRecipeGivesTheSameRunBitForBit) {
@@ -300,6 +323,10 @@ TEST_F(RefusalTest, CommandLinesThatMeanNothing) {
            Refusal{1, {"bench", "setp"}, {op, "did you mean step?"}},
            Refusal{1, {"tarin", "--help"}, {op, "did you mean train?"}},
            Refusal{1, {"bench", "start", "--help"}, {op, "\"start\""}},
+           Refusal{
+               1,
+               {"train", "tiny.yaml", "--log-level", "loud"},
+               {op, "--log-level", "debug,info,warning,error"}},
        }) {
     expect_refused(refusal);
   }

@@ -151,6 +151,18 @@ TEST(Weftrun, PassesTheExitCodeOnWithTheLastWords) {
   EXPECT_EQ(run.last_error_line(), "ERROR 3 rank=1 op=loss nan");
 }
 
+TEST(Weftrun, TheLogLevelIsPassedToTheWorkers) {
+  WeftrunProcess by_flag(
+      shell(1, "echo $WEFT_LOG_LEVEL", {"--log-level", "warning"}),
+      {{"WEFT_LOG_LEVEL", "debug"}});
+  EXPECT_EQ(by_flag.wait(), 0);
+  EXPECT_EQ(by_flag.output(), "warning\n");
+  WeftrunProcess refused(shell(1, "true"), {{"WEFT_LOG_LEVEL", "loud"}});
+  EXPECT_EQ(refused.wait(), 2);
+  EXPECT_THAT(
+      refused.last_error_line(), HasSubstr("WEFT_LOG_LEVEL: got \"loud\""));
+}
+
 TEST(Weftrun, ADeathBySignalIs128PlusIt) {
   WeftrunProcess run(
       shell(4, "if [ $RANK = 2 ]; then kill -9 $$; fi; exec sleep 100"));
@@ -180,7 +192,9 @@ TEST(Weftrun, BlamesTheRankThatDiedNotThoseThatLostIt) {
 TEST(Weftrun, TheLastLineStandsAlone) {
   WeftrunProcess run(shell(1, "printf 'no newline' >&2; kill -TERM $$"));
   EXPECT_EQ(run.wait(), 143);
-  EXPECT_THAT(run.error(), StartsWith("no newline\nweftrun: "));
+  EXPECT_THAT(run.error(), StartsWith("no newline\n"));
+  EXPECT_THAT(
+      run.error(), HasSubstr(" ERROR weftrun: 1 of 1 workers failed\n"));
   EXPECT_EQ(
       run.last_error_line(),
       "ERROR 143 rank=0 op=launch worker killed by signal 15 (SIGTERM)");

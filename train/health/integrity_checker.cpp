@@ -15,8 +15,8 @@ constexpr size_t kMaxRecords = 512;
 IntegrityChecker::IntegrityChecker(
     const config::Recipe& recipe,
     TrainJob& job,
-    LogLine log_line)
-    : recipe_(recipe), job_(job), log_line_(std::move(log_line)) {}
+    base::Logger log)
+    : recipe_(recipe), job_(job), log_(std::move(log)) {}
 
 bool IntegrityChecker::is_due(int64_t step) const {
   return recipe_.integrity_check.every > 0 &&

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "train/health/divergence.h"
 #include "train/health/replicated_state.h"
 
@@ -41,14 +42,11 @@ namespace weft::train {
 /// and detects memory corruption. See Note [Integrity check].
 class IntegrityChecker {
  public:
-  /// A callback that prints a line for the user. Called on world rank 0 only.
-  using LogLine = std::function<void(const std::string&)>;
-
   /// Lifetime: `recipe` and `job` must outlive this.
   IntegrityChecker(
       const config::Recipe& recipe,
       TrainJob& job,
-      LogLine log_line);
+      base::Logger log);
 
   /// Returns true if check() is due after `step` steps even without a save.
   bool is_due(int64_t step) const;
@@ -108,7 +106,7 @@ class IntegrityChecker {
 
   const config::Recipe& recipe_;
   TrainJob& job_;
-  LogLine log_line_;
+  base::Logger log_;
   std::vector<StateTensor> tensors_;
   size_t parameters_in_state_ = 0;
   std::vector<StateNumber> numbers_;

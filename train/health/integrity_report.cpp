@@ -135,7 +135,7 @@ void IntegrityChecker::keep_tie_record(
   try {
     write_file(tie_record_path(recipe_).string(), to_json(record, recipe_));
   } catch (const mesh::UsageError& error) {
-    log_line_(error.what_without_backtrace());
+    log_.warning(error.what_without_backtrace());
   }
 }
 
@@ -174,7 +174,7 @@ void IntegrityChecker::compare_with_tie_record() {
     now[static_cast<size_t>(job_.mesh.ranks()[i])] = rows[i][0];
   }
   if (job_.mesh.rank() == 0) {
-    log_line_(describe_replay(*tie_record_, now));
+    log_.warning(describe_replay(*tie_record_, now));
     std::error_code ignored; // the run has passed the step of the record
     std::filesystem::remove(tie_record_path(recipe_), ignored);
   }

@@ -174,10 +174,10 @@ describe(const StragglerEvent& event, int64_t steps, double step_ms) {
 StragglerMonitor::StragglerMonitor(
     const config::Recipe& recipe,
     const mesh::DeviceMesh& mesh,
-    LogLine log_line)
+    base::Logger log)
     : mesh_(mesh),
       every_(recipe.straggler_detection.every),
-      log_line_(std::move(log_line)) {
+      log_(std::move(log)) {
   if (every_ > 0 && mesh.size() > 1 && mesh.world().device().is_cpu()) {
     std::vector<mesh::Communicator> groups;
     for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -226,7 +226,8 @@ void StragglerMonitor::step_done() {
   steps_.clear();
   for (const auto& event : detector_.add_round(ranks)) {
     if (mesh_.rank() == 0) {
-      log_line_(describe(event, StragglerDetector::kRounds * every_, step_ms));
+      log_.warning(
+          describe(event, StragglerDetector::kRounds * every_, step_ms));
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "config/recipe.h"
 #include "mesh/device_mesh.h"
 #include "train/health/phase_clock.h"
@@ -79,13 +80,10 @@ describe(const StragglerEvent& event, int64_t steps, double step_ms);
 /// Compares the speed of the ranks of a run and reports stragglers to the user.
 class StragglerMonitor {
  public:
-  /// A callback that prints a line for the user. Called on world rank 0 only.
-  using LogLine = std::function<void(const std::string&)>;
-
   StragglerMonitor(
       const config::Recipe& recipe,
       const mesh::DeviceMesh& mesh,
-      LogLine log_line);
+      base::Logger log);
 
   /// Returns the clock that counts the phases of steps. Null if nothing is
   /// compared: on one rank, on a CUDA device, whose work the host does not
@@ -102,7 +100,7 @@ class StragglerMonitor {
 
   mesh::DeviceMesh mesh_;
   int64_t every_;
-  LogLine log_line_;
+  base::Logger log_;
   std::optional<PhaseClock> clock_;
   StragglerDetector detector_;
   std::vector<PhaseTimes> steps_;

@@ -40,10 +40,10 @@ RunSaver::RunSaver(
     std::filesystem::path checkpoints,
     checkpoint::SaverOptions options,
     bool is_async,
-    LogLine log_line)
+    base::Logger log)
     : saver_(std::move(checkpoints), std::move(options)),
       is_async_(is_async),
-      log_line_(std::move(log_line)) {}
+      log_(std::move(log)) {}
 
 void RunSaver::prepare(const checkpoint::StateDicts& dicts) {
   if (is_async_) {
@@ -64,7 +64,7 @@ bool RunSaver::save(
     saver_.save_async(dicts, content);
     in_flight_ = content.step;
   } catch (const checkpoint::SaveError& error) {
-    log_line_(error.what_without_backtrace());
+    log_.warning(error.what_without_backtrace());
   }
   return false;
 }
@@ -88,12 +88,12 @@ bool RunSaver::try_save(
   try {
     saver_.save(dicts, content);
   } catch (const checkpoint::SaveError& error) {
-    log_line_(error.what_without_backtrace());
+    log_.warning(error.what_without_backtrace());
     return false;
   }
   const auto stats = saver_.stats();
-  log_line_(describe_save(content.step, stats));
-  log_line_(stats.note);
+  log_.info(describe_save(content.step, stats));
+  log_.warning(stats.note);
   return true;
 }
 
@@ -107,12 +107,12 @@ bool RunSaver::end_flight() {
   try {
     saver_.wait();
   } catch (const checkpoint::SaveError& error) {
-    log_line_(error.what_without_backtrace());
+    log_.warning(error.what_without_backtrace());
     return false;
   }
   const auto stats = saver_.stats();
-  log_line_(describe_save(step, stats));
-  log_line_(stats.note);
+  log_.info(describe_save(step, stats));
+  log_.warning(stats.note);
   return true;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/log.h"
 #include "checkpoint/save/saver.h"
 #include "config/recipe.h"
 #include "mesh/world.h"
@@ -26,15 +27,12 @@ checkpoint::SaverOptions saver_options(
 /// Throws: mesh::CommError if a peer is lost.
 class RunSaver {
  public:
-  /// A callback that prints a line for the user. Called on rank 0 only.
-  using LogLine = std::function<void(const std::string&)>;
-
   /// Collective: all ranks; blocks.
   RunSaver(
       std::filesystem::path checkpoints,
       checkpoint::SaverOptions options,
       bool is_async,
-      LogLine log_line);
+      base::Logger log);
 
   /// Prepares background saves, so that the first one does not have to wait.
   /// Collective: all ranks; blocks.
@@ -65,7 +63,7 @@ class RunSaver {
 
   checkpoint::Saver saver_;
   bool is_async_;
-  LogLine log_line_;
+  base::Logger log_;
   /// The step whose save is in flight.
   std::optional<int64_t> in_flight_;
 };

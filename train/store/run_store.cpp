@@ -158,15 +158,15 @@ RunStore::RunStore(
     const config::Recipe& recipe,
     const mesh::World& world,
     bool fresh,
-    LogLine log_line,
+    base::Logger log,
     bool owns)
     : recipe_(recipe),
       world_(world),
       owns_(owns),
       path_(checkpoints_path(recipe)),
-      log_line_(std::move(log_line)),
+      log_(world.rank() == 0 ? std::move(log) : base::Logger()),
       hmac_key_(read_hmac_key(recipe, [this](const std::string& text) {
-        this->log_line(text);
+        log_.warning(text);
       })) {
   if (owns_) {
     on_first_rank<mesh::UsageError>(world_, [&] {
@@ -181,7 +181,7 @@ RunStore::RunStore(
       path_,
       saver_options(recipe_, world_, hmac_key_),
       recipe_.checkpoint.async,
-      [this](const std::string& text) { this->log_line(text); });
+      log_);
 }
 
 RunStore::~RunStore() = default;
@@ -235,12 +235,6 @@ void RunStore::give_up() {
   owns_ = false;
 }
 
-void RunStore::log_line(const std::string& text) const {
-  if (is_first()) {
-    log_line_(text);
-  }
-}
-
 void RunStore::open(bool fresh) {
   MetricsLog::check_writable(metrics_path(recipe_));
   lock_ = std::make_unique<Lock>(path_);
@@ -275,7 +269,7 @@ void RunStore::finish_archiving() {
   }
   fs::remove_all(old);
   fs::rename(aside, old);
-  log_line(fmt::format(
+  log_.info(fmt::format(
       "the checkpoints and metrics that were there are now {} and {}",
       old.string(),
       old_metrics.string()));
@@ -314,7 +308,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
         resumed = load_step(step.path, manifest, dicts, more);
       },
       [&](const auto& step, const std::string& reason) {
-        log_line(fmt::format(
+        log_.warning(fmt::format(
             "cannot resume from {}: {}", step.path.string(), reason));
       },
       hmac_key_,
@@ -335,7 +329,7 @@ std::optional<RunStore::Resumed> RunStore::resume(
   }
   on_first_rank<mesh::UsageError>(world_, [&] {
     for (const int64_t step : damaged) {
-      log_line(fmt::format(
+      log_.warning(fmt::format(
           "step {} is damaged and was renamed to {}",
           step,
           checkpoint::quarantine_step(path_, step).string()));

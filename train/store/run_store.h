@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/log.h"
 #include "checkpoint/load/newest.h"
 #include "checkpoint/save/save.h"
 #include "checkpoint/store/store.h"
@@ -32,9 +33,6 @@ class RunStore {
   /// has their sizes.
   using More = std::function<
       checkpoint::StateDicts(const checkpoint::Manifest&, const RunLayout&)>;
-  /// A callback that prints a line for the user. Called on rank 0 only.
-  using LogLine = std::function<void(const std::string&)>;
-
   /// The newest step that had a readable manifest when this object was made.
   struct Earlier {
     checkpoint::KnownStep step;
@@ -55,7 +53,7 @@ class RunStore {
       const config::Recipe& recipe,
       const mesh::World& world,
       bool fresh,
-      LogLine log_line,
+      base::Logger log,
       bool owns = true);
   ~RunStore();
 
@@ -112,13 +110,12 @@ class RunStore {
       const checkpoint::StateDicts& dicts,
       const More& more) const;
   bool is_first() const { return world_.rank() == 0; }
-  void log_line(const std::string& text) const;
 
   const config::Recipe& recipe_;
   mesh::World world_;
   bool owns_;
   std::filesystem::path path_;
-  LogLine log_line_;
+  base::Logger log_;
   std::string hmac_key_;
   std::optional<Earlier> earlier_;
   std::optional<int64_t> newest_step_;

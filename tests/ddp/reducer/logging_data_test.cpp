@@ -190,14 +190,13 @@ TEST_F(DDPLogTest, SaysAsMuchAsTheDebugLevelWants) {
   EXPECT_EQ(logged(mesh::DebugLevel::kOff), "");
   const auto info = logged(mesh::DebugLevel::kInfo);
   EXPECT_THAT(
-      info, HasSubstr("[weft rank 1/4] ddp set up: {\"module_name\":\"Mlp\","));
+      info, HasSubstr("INFO rank=1 ddp set up: {\"module_name\":\"Mlp\","));
   EXPECT_THAT(info, Not(HasSubstr("iteration 10")));
   const auto detail = logged(mesh::DebugLevel::kDetail);
-  EXPECT_THAT(detail, HasSubstr("[weft rank 1/4] ddp set up: {"));
+  EXPECT_THAT(detail, HasSubstr("INFO rank=1 ddp set up: {"));
   EXPECT_THAT(
       detail,
-      HasSubstr(
-          "[weft rank 1/4] ddp iteration 10: {\"unused_parameter_size\":0,"));
+      HasSubstr("INFO rank=1 ddp iteration 10: {\"unused_parameter_size\":0,"));
 }
 
 } // namespace

@@ -110,7 +110,7 @@ Json bench_cost(
   constexpr int64_t kWarmup = 6;
   train::Trainer trainer(recipe, world);
   train::IntegrityChecker integrity_checker(
-      recipe, trainer.job(), [](const std::string&) {});
+      recipe, trainer.job(), base::Logger());
   std::vector<double> with;
   std::vector<double> without;
   std::vector<double> ratios;
@@ -316,9 +316,11 @@ Json bench_straggler(
   Json said = Json::array();
   int64_t step = 0;
   train::StragglerMonitor watch(
-      recipe, trainer.job().mesh, [&](const std::string& text) {
-        said.push_back({step + 1 - kSettle, text});
-      });
+      recipe,
+      trainer.job().mesh,
+      base::Logger({.write = [&](const std::string& line) {
+        said.push_back({step + 1 - kSettle, line});
+      }}));
   trainer.set_phase_clock(watch.clock());
   Slower slow(trainer, slower, world.rank(), train::accumulation_steps(recipe));
   std::vector<double> busy;

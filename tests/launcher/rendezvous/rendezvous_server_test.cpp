@@ -113,7 +113,7 @@ class RendezvousServerTest : public ::testing::Test {
       "first",
       std::move(listener_),
       token_,
-      [](std::string_view) {}};
+      base::Logger()};
 };
 
 TEST_F(RendezvousServerTest, RejectsMixedVersions) {

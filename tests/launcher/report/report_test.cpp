@@ -51,7 +51,9 @@ class Report : public ::testing::Test {
                return tail;
              },
          .logs = ""});
-    return line.empty() ? text : text + line + "\n";
+    return line.empty()   ? text
+           : text.empty() ? line + "\n"
+                          : text + "\n" + line + "\n";
   }
 
   test::TempFolder folder_;

@@ -244,11 +244,14 @@ TEST(StragglerMonitor, TellsRankZeroWithinTwentySteps) {
           const auto mesh = self.mesh({dp, tp}, {"dp", "tp"});
           config::Recipe recipe;
           int64_t step = 0;
-          StragglerMonitor watch(recipe, mesh, [&](const std::string& text) {
-            EXPECT_EQ(self.rank, 0);
-            said.push_back(text);
-            after = step + 1;
-          });
+          StragglerMonitor watch(
+              recipe,
+              mesh,
+              base::Logger({.write = [&](const std::string& line) {
+                EXPECT_EQ(self.rank, 0);
+                said.push_back(line);
+                after = step + 1;
+              }}));
           for (; step < 22; ++step) {
             for (const auto* phase : {"forward", "backward"}) {
               const PhaseClock::Span span(watch.clock(), phase);

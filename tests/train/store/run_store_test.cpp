@@ -43,9 +43,12 @@ class RunStoreTest : public ::testing::Test {
     test::run_ranks(1, [&](test::RankContext& self) {
       try {
         const RunStore store(
-            recipe_, self.world, fresh, [&](const std::string& text) {
-              said_ += text + "\n";
-            });
+            recipe_,
+            self.world,
+            fresh,
+            base::Logger({.write = [&](const std::string& line) {
+              said_ += line + "\n";
+            }}));
       } catch (const std::exception& error) {
         failure = error.what();
       }
