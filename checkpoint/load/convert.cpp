@@ -1,6 +1,7 @@
 #include "checkpoint/load/convert.h"
 
 #include <cmath>
+#include <span>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -12,12 +13,20 @@
 namespace weft::checkpoint {
 namespace {
 
-/// The integers that can be converted to a dtype. The bounds are exact as
-/// doubles, except that `high` of a 64-bit dtype is rounded up by 1.
+/// Holds all integers of 64-bit dtypes, with and without a sign.
+using Wide = __int128;
+
+/// The integers that can be converted to a dtype.
 struct WholeRange {
-  double low;
-  double high;
+  Wide low;
+  Wide high;
+
+  bool has(Wide value) const { return value >= low && value <= high; }
 };
+
+constexpr Wide power_of_two(int exponent) {
+  return Wide(1) << exponent;
+}
 
 bool is_real(at::ScalarType dtype) {
   return at::isFloatingType(dtype) ||
@@ -35,20 +44,20 @@ WholeRange range_of(at::ScalarType dtype) {
     case at::kUInt16:
     case at::kUInt32:
     case at::kUInt64:
-      return {0, std::ldexp(1.0, bits) - 1};
+      return {0, power_of_two(bits) - 1};
     case at::kChar:
     case at::kShort:
     case at::kInt:
     case at::kLong:
-      return {-std::ldexp(1.0, bits - 1), std::ldexp(1.0, bits - 1) - 1};
+      return {-power_of_two(bits - 1), power_of_two(bits - 1) - 1};
     case at::kDouble:
-      return {-std::ldexp(1.0, 53), std::ldexp(1.0, 53)};
+      return {-power_of_two(53), power_of_two(53)};
     case at::kFloat:
-      return {-std::ldexp(1.0, 24), std::ldexp(1.0, 24)};
+      return {-power_of_two(24), power_of_two(24)};
     case at::kHalf:
-      return {-std::ldexp(1.0, 11), std::ldexp(1.0, 11)};
+      return {-power_of_two(11), power_of_two(11)};
     case at::kBFloat16:
-      return {-std::ldexp(1.0, 8), std::ldexp(1.0, 8)};
+      return {-power_of_two(8), power_of_two(8)};
     case at::kFloat8_e4m3fn:
     case at::kFloat8_e4m3fnuz:
       return {-16, 16};
@@ -57,16 +66,31 @@ WholeRange range_of(at::ScalarType dtype) {
   }
 }
 
-// Returns true if the range contains the value. Rejects 2^63 and more, because
-// such a double can stand for an integer that was rounded up.
-bool is_inside(double value, const WholeRange& range) {
-  return value >= range.low && value <= range.high &&
-         (std::abs(value) < std::ldexp(1.0, 63) || value == range.low);
-}
-
 constexpr const char* kOp = "[checkpoint.load] ";
 constexpr const char* kRemedy =
     " Load it as it was saved and convert it yourself.";
+
+[[noreturn]] void refuse_text(
+    const std::string& name,
+    const std::string& value,
+    at::ScalarType from,
+    at::ScalarType to,
+    const char* why) {
+  TORCH_CHECK_VALUE(
+      false,
+      kOp,
+      in_quotes(name),
+      " holds ",
+      value,
+      " as ",
+      plain_name(from),
+      ", which ",
+      why,
+      " ",
+      plain_name(to),
+      ".",
+      kRemedy);
+}
 
 [[noreturn]] void refuse_value(
     const std::string& name,
@@ -76,21 +100,13 @@ constexpr const char* kRemedy =
     const char* why) {
   // Single precision avoids digits that the conversion to double has added.
   const bool is_single = at::isFloatingType(from) && from != at::kDouble;
-  TORCH_CHECK_VALUE(
-      false,
-      kOp,
-      in_quotes(name),
-      " holds ",
+  refuse_text(
+      name,
       is_single ? fmt::format("{}", static_cast<float>(value))
                 : fmt::format("{}", value),
-      " as ",
-      plain_name(from),
-      ", which ",
-      why,
-      " ",
-      plain_name(to),
-      ".",
-      kRemedy);
+      from,
+      to,
+      why);
 }
 
 at::Tensor
@@ -102,21 +118,57 @@ rounded(const at::Tensor& tensor, at::ScalarType to, const std::string& name) {
   }
 }
 
-at::Tensor whole_numbers_to(
+// Checks the values of an integer tensor of dtype T, made from one of dtype
+// `from`, exactly: doubles cannot hold all of them.
+template <class T>
+void check_integers(
+    const at::Tensor& tensor,
+    at::ScalarType from,
+    at::ScalarType to,
+    const std::string& name) {
+  const auto range = range_of(to);
+  const auto values = tensor.contiguous();
+  for (const T value : std::span(
+           values.const_data_ptr<T>(), static_cast<size_t>(values.numel()))) {
+    if (!range.has(value)) {
+      refuse_text(
+          name, fmt::format("{}", value), from, to, "is out of the range of");
+    }
+  }
+}
+
+// Checks floating-point values that an integer dtype gets.
+void check_floats(
     const at::Tensor& tensor,
     at::ScalarType to,
     const std::string& name) {
   const auto from = tensor.scalar_type();
   const auto range = range_of(to);
-  const auto values = tensor.to(at::kDouble).contiguous().view({-1});
-  const auto* value = values.const_data_ptr<double>();
-  for (int64_t i = 0; i < values.numel(); ++i) {
-    if (value[i] != std::trunc(value[i]) || !std::isfinite(value[i])) {
-      refuse_value(name, value[i], from, to, "is not an integer for");
+  const double limit = std::ldexp(1.0, 100); // fits in Wide
+  const auto values = tensor.to(at::kDouble).contiguous();
+  for (const double value : std::span(
+           values.const_data_ptr<double>(),
+           static_cast<size_t>(values.numel()))) {
+    if (value != std::trunc(value) || !std::isfinite(value)) {
+      refuse_value(name, value, from, to, "is not an integer for");
     }
-    if (!is_inside(value[i], range)) {
-      refuse_value(name, value[i], from, to, "is out of the range of");
+    if (std::abs(value) > limit || !range.has(static_cast<Wide>(value))) {
+      refuse_value(name, value, from, to, "is out of the range of");
     }
+  }
+}
+
+at::Tensor whole_numbers_to(
+    const at::Tensor& tensor,
+    at::ScalarType to,
+    const std::string& name) {
+  const auto from = tensor.scalar_type();
+  if (at::isFloatingType(from)) {
+    check_floats(tensor, to, name);
+  } else if (from == at::kUInt64) {
+    check_integers<uint64_t>(tensor, from, to, name);
+  } else {
+    check_integers<int64_t>(tensor.to(at::kLong), from, to, name);
   }
   return tensor.to(to);
 }

@@ -60,7 +60,7 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
     text += (text.empty() ? "" : ",") + span_text(ranks[i], ranks[end - 1] + 1);
     i = end;
   }
-  return text.empty() ? "nobody" : text;
+  return text.empty() ? "no rank" : text;
 }
 
 std::string ranges_text(const RowRanges& ranges) {

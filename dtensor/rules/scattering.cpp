@@ -227,7 +227,12 @@ std::vector<Strategy> scatter_number(const OpCall& call) {
   if (meeting == ScatterReduceOp::kReplace) {
     kept = rules::reductions_keeping(rules::argument(call, "value"));
   } else if (meeting == ScatterReduceOp::kAdd) {
-    kept = {ReduceOp::kMin, ReduceOp::kMax};
+    // Unsigned integers can wrap, which changes their order.
+    const auto dtype = call.tensors[0].tensor.scalar_type();
+    const bool can_wrap = c10::isIntegralType(dtype, /*includeBool=*/false) &&
+                          !c10::isSignedType(dtype);
+    kept = can_wrap ? rules::Reductions{}
+                    : rules::Reductions{ReduceOp::kMin, ReduceOp::kMax};
     if (linear.size() > 1) {
       kept.push_back(ReduceOp::kAvg);
     }

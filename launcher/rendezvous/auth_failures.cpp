@@ -49,7 +49,7 @@ AuthFailureLog::AuthFailureLog(base::Logger log) : log_(std::move(log)) {}
 
 void AuthFailureLog::note(const std::string& host, AuthFailure refusal) {
   const std::string who = fmt::format(
-      "{} ({})", host.empty() ? "somebody" : host, describe(refusal));
+      "{} ({})", host.empty() ? "an unknown host" : host, describe(refusal));
   if (refusal == AuthFailure::kOtherToken ||
       refusal == AuthFailure::kOtherJob) {
     likely_host_ = who;

@@ -22,6 +22,7 @@
 
 #include "base/loopback.h"
 #include "base/numeric_address.h"
+#include "base/unique_fd.h"
 #include "mesh/bootstrap/env.h"
 #include "mesh/bootstrap/sockets.h"
 #include "mesh/error/error.h"
@@ -102,11 +103,13 @@ bool is_served(const std::string& address, uint16_t port) {
   if (!target) {
     return true; // c10d reports what is wrong with it.
   }
-  const int fd =
-      socket(target->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool connected = connect(fd, target->get(), target->size) == 0;
-  close(fd);
-  return connected;
+  const base::UniqueFd fd(
+      socket(target->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    throw_error<CommError>(
+        detail::concat("cannot create a socket: ", std::strerror(errno)));
+  }
+  return connect(fd.get(), target->get(), target->size) == 0;
 }
 
 /// Blocks until rank 0 serves the store. c10d would retry only once a second.

@@ -109,23 +109,27 @@ std::string local_address_towards(const std::string& address) {
   socklen_t size = sizeof(own);
   char text[NI_MAXHOST] = {};
   // Connecting a datagram socket only chooses the route.
-  if (socket.fd() < 0 ||
-      connect(socket.fd(), found.first->ai_addr, found.first->ai_addrlen) !=
-          0 ||
-      getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &size) != 0 ||
-      getnameinfo(
-          reinterpret_cast<sockaddr*>(&own),
-          size,
-          text,
-          sizeof(text),
-          nullptr,
-          0,
-          NI_NUMERICHOST) != 0) {
+  const bool has_route =
+      socket.fd() >= 0 &&
+      connect(socket.fd(), found.first->ai_addr, found.first->ai_addrlen) ==
+          0 &&
+      getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &size) == 0;
+  const int error = errno;
+  const int name_error = !has_route ? 0
+                                    : getnameinfo(
+                                          reinterpret_cast<sockaddr*>(&own),
+                                          size,
+                                          text,
+                                          sizeof(text),
+                                          nullptr,
+                                          0,
+                                          NI_NUMERICHOST);
+  if (!has_route || name_error != 0) {
     throw_error<CommError>(detail::concat(
         "[rendezvous] there is no route to ",
         address,
         ": ",
-        std::strerror(errno)));
+        has_route ? gai_strerror(name_error) : std::strerror(error)));
   }
   return text;
 }

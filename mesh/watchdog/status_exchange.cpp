@@ -169,9 +169,13 @@ bool StatusExchange::all_come(
   while (true) {
     const auto end = std::min(deadline, WaitClock::now() + kAnswerGlance);
     try {
+      // 0 would mean no timeout.
       store_->wait(
           keys,
-          std::chrono::ceil<std::chrono::milliseconds>(end - WaitClock::now()));
+          std::max(
+              std::chrono::ceil<std::chrono::milliseconds>(
+                  end - WaitClock::now()),
+              std::chrono::milliseconds(1)));
       return true;
     } catch (const std::exception&) {
       // If the wait fails early, the store is gone, and its next use throws.

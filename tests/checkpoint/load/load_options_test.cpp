@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -373,6 +374,51 @@ TEST(Conversion, KeepsEveryValueOfEveryDtypeOrRefuses) {
       }
     }
   }
+}
+
+TEST(Conversion, ComparesIntegersExactly) {
+  constexpr int64_t kBeyondDouble = (int64_t{1} << 53) + 1;
+  const auto of = [](int64_t value) { return at::full({1}, value, at::kLong); };
+  const auto refused = [](const at::Tensor& tensor, at::ScalarType to) {
+    return message_of_thrown<c10::ValueError>(
+        [&] { convert_exactly(tensor, to, "x"); });
+  };
+  EXPECT_THAT(
+      refused(of(kBeyondDouble), at::kDouble),
+      HasSubstr("holds 9007199254740993 as int64"));
+  EXPECT_THAT(
+      refused(of(-kBeyondDouble), at::kDouble), HasSubstr("-9007199254740993"));
+  EXPECT_EQ(
+      convert_exactly(of(kBeyondDouble - 1), at::kDouble, "x").item<double>(),
+      9007199254740992.0);
+
+  const auto first_of = [](const at::Tensor& tensor) {
+    return *tensor.const_data_ptr<uint64_t>();
+  };
+  const auto largest = std::numeric_limits<int64_t>::max();
+  const auto wide = convert_exactly(of(largest), at::kUInt64, "x");
+  EXPECT_EQ(first_of(wide), static_cast<uint64_t>(largest));
+  EXPECT_EQ(convert_exactly(wide, at::kLong, "x").item<int64_t>(), largest);
+  const auto all_bits = of(-1).view(at::kUInt64);
+  EXPECT_THAT(
+      refused(all_bits, at::kLong),
+      HasSubstr("18446744073709551615 as uint64"));
+
+  const auto real = [](double value) {
+    return at::full({1}, value, at::kDouble);
+  };
+  EXPECT_EQ(
+      first_of(convert_exactly(real(std::ldexp(1.0, 63)), at::kUInt64, "x")),
+      uint64_t{1} << 63);
+  EXPECT_THAT(
+      refused(real(std::ldexp(1.0, 63)), at::kLong), HasSubstr("range"));
+  EXPECT_THAT(
+      refused(real(std::ldexp(1.0, 64)), at::kUInt64), HasSubstr("range"));
+  EXPECT_THAT(refused(real(1e300), at::kUInt64), HasSubstr("range"));
+  EXPECT_EQ(
+      convert_exactly(real(-std::ldexp(1.0, 63)), at::kLong, "x")
+          .item<int64_t>(),
+      std::numeric_limits<int64_t>::min());
 }
 
 } // namespace
