@@ -113,10 +113,12 @@ DTensorSpec::DTensorSpec(
       "spec",
       mesh::ErrorContext{mesh.describe_rank()},
       "placements: got ",
+      placements.size(),
+      ", ",
       dtensor::to_string(placements),
       ", expected ",
       mesh.ndim(),
-      ", one per mesh dim.");
+      ", one placement per mesh dim.");
   for (size_t i = 0; i < placements.size(); ++i) {
     const auto& rows = placements[i].shard_sizes();
     WEFT_CHECK(

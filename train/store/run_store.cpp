@@ -312,7 +312,8 @@ std::optional<RunStore::Resumed> RunStore::resume(
             "cannot resume from {}: {}", step.path.string(), reason));
       },
       hmac_key_,
-      earlier_ ? std::optional(earlier_->step) : std::nullopt);
+      earlier_ ? std::optional(std::move(earlier_->step)) : std::nullopt);
+  earlier_.reset(); // A manifest of many tensors is large.
   const auto& damaged = newest.damaged;
   if (!resumed && !damaged.empty()) {
     mesh::throw_error<checkpoint::CheckpointError>(fmt::format(

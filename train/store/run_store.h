@@ -57,7 +57,8 @@ class RunStore {
       bool owns = true);
   ~RunStore();
 
-  /// Empty if the folder has no readable manifest or the run starts over.
+  /// Empty if the folder has no readable manifest, if the run starts over, and
+  /// after resume().
   const std::optional<Earlier>& earlier() const { return earlier_; }
   /// Returns the newest step that was in the folder when this object was made,
   /// damaged or not. Empty if there was none or the run starts over.

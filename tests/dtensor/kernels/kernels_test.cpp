@@ -494,7 +494,7 @@ TEST(Embedding, AnIndexOutsideTheVocabularyIsAnErrorEverywhere) {
       EXPECT_THAT(
           message_of_thrown<c10::IndexError>(
               [&] { torch::embedding(weight, indices); }),
-          HasSubstr("index < number of rows"));
+          HasSubstr("expected 0 to 9, the rows of the weight"));
     }
   });
 }

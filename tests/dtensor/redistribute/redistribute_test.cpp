@@ -414,7 +414,7 @@ TEST(Redistribute, BadTargetsAreRefused) {
       message_of_thrown<c10::ValueError>([&] {
         redistribute(x, {Shard(0), Shard(1)});
       }),
-      HasSubstr("2 vs 1"));
+      HasSubstr("placements: got 2, [S(0), S(1)], expected 1"));
   EXPECT_THAT(
       message_of_thrown<c10::ValueError>(
           [&] { redistribute(x, {Partial(ReduceOp::kProduct)}); }),

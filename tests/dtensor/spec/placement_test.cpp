@@ -244,7 +244,7 @@ TEST(Spec, OnePlacementAMeshDim) {
         DTensorSpec(fake_mesh(2, {2, 2}, {"dp", "tp"}), {Shard(0)});
       }),
       AllOf(
-          HasSubstr("1 vs 2"),
+          HasSubstr("placements: got 1, [S(0)], expected 2"),
           HasSubstr("[S(0)]"),
           HasSubstr("rank 2/4, mesh dp=2 tp=2")));
 }
