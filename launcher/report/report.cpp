@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "launcher/process/signals.h"
 #include "launcher/report/backtrace.h"
