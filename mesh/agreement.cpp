@@ -74,13 +74,13 @@ std::string describe_difference(
     const std::string& what,
     const std::string& who,
     const std::exception& cause) {
-  const auto reason = failure_reason(cause, context.timeout);
+  const auto failure = failure_reason(cause, context.timeout);
   throw_comm_error(
       detail::concat(
           "[",
           what,
           "] ",
-          reason.text,
+          failure.reason,
           ". ",
           who,
           " (rank ",
@@ -88,7 +88,7 @@ std::string describe_difference(
           "/",
           context.world_size,
           ")"),
-      reason.is_timeout);
+      failure.is_timeout);
 }
 
 /// Runs `body`. Turns an exception into a CommError that contains the text of

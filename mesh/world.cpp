@@ -388,14 +388,14 @@ std::shared_ptr<Backend> World::State::connect(
                : host;
   } catch (const std::exception& cause) {
     rethrow_if_out_of_memory(cause);
-    const auto reason = failure_reason(cause, options.timeout);
+    const auto failure = failure_reason(cause, options.timeout);
     throw_comm_error(
         detail::concat(
             "[make_group] ",
-            reason.text,
+            failure.reason,
             ". The members could not connect.",
             where),
-        reason.is_timeout);
+        failure.is_timeout);
   }
 }
 

@@ -270,14 +270,14 @@ class NcclBackend final : public Backend {
     }
   }
 
-  FailureReason failure() const override {
+  GroupFailure failure() const override {
     switch (group_->getError()) {
       case c10d::ErrorType::SUCCESS:
         return {};
       case c10d::ErrorType::TIMEOUT:
         return {
-            .text = "Timed out after " + format_seconds(members().timeout) +
-                    "; not all ranks took part",
+            .reason = "Timed out after " + format_seconds(members().timeout) +
+                      "; not all ranks took part",
             .is_timeout = true};
       case c10d::ErrorType::REMOTE_ERROR:
         return {"A peer failed"};
@@ -376,7 +376,7 @@ class NcclBackend final : public Backend {
              std::chrono::steady_clock::now() - start < kPatience) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      if (*under_way_ == 0 && failure().text.empty()) {
+      if (*under_way_ == 0 && failure().reason.empty()) {
         group_->shutdown();
       } else {
         group_->abort();

@@ -62,9 +62,9 @@ class PairedBackend final : public Backend {
     host_->abort();
     device_->abort();
   }
-  FailureReason failure() const override {
-    auto reason = device_->failure();
-    return reason.text.empty() ? host_->failure() : reason;
+  GroupFailure failure() const override {
+    auto failure = device_->failure();
+    return failure.reason.empty() ? host_->failure() : failure;
   }
 
  private:

@@ -58,7 +58,7 @@ class StagedBackend final : public Backend {
   }
   std::unique_ptr<BackendWork> barrier() override { return host_->barrier(); }
   void abort() noexcept override { host_->abort(); }
-  FailureReason failure() const override { return host_->failure(); }
+  GroupFailure failure() const override { return host_->failure(); }
 
  private:
   static void finish(std::unique_ptr<BackendWork> pending) {

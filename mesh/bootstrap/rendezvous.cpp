@@ -234,11 +234,11 @@ c10::intrusive_ptr<c10d::Store> connect_store(
       // an error about the name if it is still unknown.
       local_address_towards(job.master_address);
     }
-    const auto reason = failure_reason(cause, timeout);
+    const auto failure = failure_reason(cause, timeout);
     throw_comm_error(
         detail::concat(
             "[rendezvous] ",
-            reason.text,
+            failure.reason,
             ". (rank ",
             job.rank,
             "/",
@@ -248,7 +248,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(
             ":",
             job.master_port,
             ")"),
-        reason.is_timeout);
+        failure.is_timeout);
   }
 }
 

@@ -103,8 +103,8 @@ class Backend {
   virtual void abort() noexcept = 0;
 
   /// The error of a device collective that failed after wait() returned. Its
-  /// text is empty if none failed.
-  virtual FailureReason failure() const { return {}; }
+  /// reason is empty if none failed.
+  virtual GroupFailure failure() const { return {}; }
 
  protected:
   uint64_t identity() const { return identity_; }

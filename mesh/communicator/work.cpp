@@ -65,9 +65,8 @@ void GroupState::throw_failure(
 void check_usable(GroupState& group, const FlightRecorderEntry& call) {
   auto failure = group.failure();
   if (failure.reason.empty()) {
-    const auto device = group.backend->failure();
-    if (!device.text.empty()) { // A device collective failed after wait().
-      failure = {.reason = device.text, .is_timeout = device.is_timeout};
+    failure = group.backend->failure();
+    if (!failure.reason.empty()) { // A device collective failed after wait().
       if (const auto watch = group.watch.lock()) {
         failure = watch->explain(failure);
       }
@@ -107,9 +106,7 @@ std::exception_ptr Work::State::translate(const std::exception& cause) const {
   }
   auto failure = group->failure();
   if (failure.reason.empty()) {
-    auto reason = failure_reason(cause, group->backend->members().timeout);
-    failure = {
-        .reason = std::move(reason.text), .is_timeout = reason.is_timeout};
+    failure = failure_reason(cause, group->backend->members().timeout);
     if (const auto watch = group->watch.lock()) {
       failure = watch->explain(failure);
     }

@@ -85,7 +85,7 @@ void rethrow_if_out_of_memory(const std::exception& error) {
   }
 }
 
-FailureReason failure_reason(
+GroupFailure failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout) {
   constexpr std::array<std::string_view, 5> kTimedOut{
@@ -106,8 +106,8 @@ FailureReason failure_reason(
   if (dynamic_cast<const TimeoutError*>(&error) != nullptr ||
       contains_any(cause, kTimedOut)) {
     return {
-        .text = "Timed out after " + format_seconds(timeout) +
-                "; not all ranks took part: " + cause,
+        .reason = "Timed out after " + format_seconds(timeout) +
+                  "; not all ranks took part: " + cause,
         .is_timeout = true};
   }
   return {cause};

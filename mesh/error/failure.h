@@ -12,17 +12,19 @@ std::string message_of(const std::exception& error);
 /// The text of an error that was kept, which may be of any type.
 std::string message_of(const std::exception_ptr& error);
 
-/// The reason of a communication error.
-struct FailureReason {
-  /// A sentence without a period.
-  std::string text;
+/// The reason why a group can no longer be used. An empty reason means that it
+/// can.
+struct GroupFailure {
+  std::string reason;
+  /// True if the ranks called different collectives: a DisagreementError.
+  bool is_disagreement = false;
   bool is_timeout = false;
 };
 
 /// Describes a communication error. `timeout` is the timeout of the operation.
 /// Errors of libtorch, gloo and NCCL are classified by their text, because they
 /// have no types.
-FailureReason failure_reason(
+GroupFailure failure_reason(
     const std::exception& error,
     std::chrono::milliseconds timeout);
 
@@ -42,14 +44,5 @@ void rethrow_if_out_of_memory(const std::exception& error);
 
 /// Formats a duration: "300 s", "1.5 s".
 std::string format_seconds(std::chrono::milliseconds duration);
-
-/// The reason why a group can no longer be used. An empty reason means that it
-/// can.
-struct GroupFailure {
-  std::string reason;
-  /// True if the ranks called different collectives: a DisagreementError.
-  bool is_disagreement = false;
-  bool is_timeout = false;
-};
 
 } // namespace weft::mesh

@@ -223,7 +223,7 @@ TEST_F(NcclTest, WaitOrdersTheStreamAndTheDeviceTellsTheEnd) {
   }
   EXPECT_TRUE(ended);
   EXPECT_TRUE(pending->is_completed());
-  EXPECT_EQ(backend->failure().text, "");
+  EXPECT_EQ(backend->failure().reason, "");
 }
 
 TEST_F(NcclTest, AnAbortedGroupSaysSo) {

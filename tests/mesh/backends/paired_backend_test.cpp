@@ -59,7 +59,7 @@ class Counting final : public Backend {
     return std::make_unique<Barrier>(refusal);
   }
   void abort() noexcept override { ++aborts; }
-  FailureReason failure() const override { return {failure_}; }
+  GroupFailure failure() const override { return {failure_}; }
 
   int calls = 0;
   int barriers = 0;
