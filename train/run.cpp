@@ -95,7 +95,7 @@ class Run {
         context_(open_run(
             requested_,
             world,
-            {.fresh = fresh,
+            {.starts_over = starts_over_,
              .owns_folder = leads_,
              .data = std::move(data),
              .log = log_})),

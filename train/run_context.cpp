@@ -46,12 +46,10 @@ RunContext open_run(
     const mesh::World& world,
     RunContextOptions options) {
   auto inputs = open_inputs(recipe, world, std::move(options.data));
-  const bool starts_over =
-      options.fresh || recipe.checkpoint.resume == config::Resume::kNever;
   // A run that is refused here neither creates a folder nor renames the
   // checkpoints of an earlier run.
-  const bool is_new =
-      starts_over || checkpoint::list_steps(checkpoints_path(recipe)).empty();
+  const bool is_new = options.starts_over ||
+                      checkpoint::list_steps(checkpoints_path(recipe)).empty();
   if (is_new) {
     check_initial_weights(recipe);
     check_export(recipe);
@@ -59,7 +57,7 @@ RunContext open_run(
   auto store = std::make_unique<RunStore>(
       recipe,
       world,
-      options.fresh,
+      options.starts_over,
       std::move(options.log),
       options.owns_folder);
   if (const auto& earlier = store->earlier()) {

@@ -20,8 +20,9 @@ struct RunContext {
 
 /// The arguments of open_run() other than the recipe.
 struct RunContextOptions {
-  /// Starts over, like `checkpoint.resume: never`.
-  bool fresh = false;
+  /// True if the run does not continue from the checkpoints of its folder:
+  /// with --fresh or `checkpoint.resume: never`.
+  bool starts_over = false;
   /// True if this process writes the folder from the start. False in the later
   /// replica groups of an elastic run.
   bool owns_folder = true;

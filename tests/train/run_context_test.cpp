@@ -139,7 +139,7 @@ TEST_F(RunContextTest, ReadsNoCheckpointIfTheRunStartsOver) {
   ASSERT_THAT(train(recipe()), Each(""));
   const auto same = recipe();
   const auto errors = errors_of([&](test::RankContext& self) {
-    const auto context = open_run(same, self.world, {.fresh = true});
+    const auto context = open_run(same, self.world, {.starts_over = true});
     EXPECT_FALSE(context.store->newest_step());
     EXPECT_FALSE(context.store->earlier());
   });

@@ -157,7 +157,7 @@ std::string metrics_path(const config::Recipe& recipe) {
 RunStore::RunStore(
     const config::Recipe& recipe,
     const mesh::World& world,
-    bool fresh,
+    bool starts_over,
     base::Logger log,
     bool owns)
     : recipe_(recipe),
@@ -170,11 +170,11 @@ RunStore::RunStore(
       })) {
   if (owns_) {
     on_first_rank<mesh::UsageError>(world_, [&] {
-      open(fresh || recipe.checkpoint.resume == config::Resume::kNever);
+      open(starts_over);
       return "";
     });
   }
-  if (!fresh && recipe.checkpoint.resume != config::Resume::kNever) {
+  if (!starts_over) {
     read_earlier();
   }
   saver_ = std::make_unique<RunSaver>(
@@ -235,13 +235,13 @@ void RunStore::give_up() {
   owns_ = false;
 }
 
-void RunStore::open(bool fresh) {
+void RunStore::open(bool starts_over) {
   MetricsLog::check_writable(metrics_path(recipe_));
   lock_ = std::make_unique<Lock>(path_);
   archive_flight_records(recipe_.output_dir);
   checkpoint::remove_temporaries(path_);
   finish_archiving();
-  if (fresh && !checkpoint::list_steps(path_).empty()) {
+  if (starts_over && !checkpoint::list_steps(path_).empty()) {
     fs::rename(path_, with_suffix(path_, kAside));
     // The lock of the renamed folder is held until the new folder is locked. If
     // another process locks the new folder first, it owns the folder and

@@ -43,16 +43,16 @@ class RunStore {
   /// With `owns`, reserves the folder for this run until it ends: rank 0 locks
   /// it, deletes the remains of killed saves, renames flight records of an
   /// earlier failure to flight-1, flight-2, ..., and tests that it can write.
-  /// With `fresh` or `checkpoint.resume: never`, existing checkpoints are
-  /// renamed to checkpoints.old. A replica group that does not own the folder
-  /// only reads it. Then rank 0 reads the newest manifest and sends it to the
-  /// other ranks, unless the run starts over. Collective: all ranks; blocks.
+  /// If the run starts over, existing checkpoints are renamed to
+  /// checkpoints.old. A replica group that does not own the folder only reads
+  /// it. Then rank 0 reads the newest manifest and sends it to the other ranks,
+  /// unless the run starts over. Collective: all ranks; blocks.
   /// Throws: mesh::UsageError on all ranks if another run has locked the folder
   /// or if it cannot be written; the exceptions of read_hmac_key().
   RunStore(
       const config::Recipe& recipe,
       const mesh::World& world,
-      bool fresh,
+      bool starts_over,
       base::Logger log,
       bool owns = true);
   ~RunStore();
@@ -102,7 +102,7 @@ class RunStore {
  private:
   struct Lock;
 
-  void open(bool fresh);
+  void open(bool starts_over);
   void finish_archiving();
   void read_earlier();
   Resumed load_step(

@@ -88,7 +88,8 @@ RunLayout layout_after_run(const config::Recipe& recipe) {
   std::optional<RunLayout> layout;
   test::run_ranks(4, [&](test::RankContext& self) {
     run_training(recipe, self.world, /*fresh=*/false);
-    const RunStore store(recipe, self.world, /*fresh=*/false, base::Logger());
+    const RunStore store(
+        recipe, self.world, /*starts_over=*/false, base::Logger());
     if (self.rank == 0) {
       layout = store.earlier()->layout;
     }
